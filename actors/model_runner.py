@@ -1,8 +1,8 @@
 """Model-runner actor: computes the scheduler's plans, one after the other, with an executor.
 
 What `execute` raises ends this life of the actor, and the scheduler's with it: the KV cache is lost. To exchange the
-weights the actor gives up the model and loads another one, within the same life: that is neither a crash nor a restart,
-but the KV cache is lost as well.
+weights the actor gives up the model and loads another one, within the same life, and it gives up the model while the
+engine sleeps: that is neither a crash nor a restart, but the KV cache is lost as well.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ async def model_runner_actor(
     with channels.runner_inbox.clone() as inbox:
         while True:
             try:
+                if core.must_unload:  # it was woken to sleep on, or its last life ended while it fell asleep
+                    await _sleep(core, progress, task_status)
                 async with executor.running():
                     info = await _load(core, executor, on_progress)
                     channels.discard_plans()
@@ -105,6 +107,15 @@ async def model_runner_actor(
                 continue  # with the old ones
             executor.forget_model()
             core.sleep.enter(RunnerPhase.UNLOADED)
+
+
+async def _sleep(core: EngineCore, progress: ActorProgress, task_status: trio.TaskStatus[None]) -> None:
+    """Hold no model until the engine is woken; that counts as serving."""
+    if core.sleep.phase is not RunnerPhase.UNLOADED:
+        core.sleep.enter(RunnerPhase.UNLOADED)
+    task_status.started()
+    while core.sleep.wants_unloading:
+        await progress.runner_held.park()
 
 
 class WeightsRefused(Exception):

@@ -85,7 +85,12 @@ def build_supervision_tree(
         halt=executor.halt,
         report=on_step,
     )
-    channels.worker_calls.end_run = executor.halt
+
+    def make_room_for_call() -> None:
+        executor.halt()
+        core.sleep.wake_from_idleness()
+
+    channels.worker_calls.end_run = make_room_for_call
     model_runner = partial(
         model_runner_actor, core, channels, progress, executor, on_progress, adapters, config.step_timeout
     )

@@ -184,6 +184,14 @@ class AsyncioEngine(RemoteEngine):
         call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
         return await _outcome(self._thread.submit(call))
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give up the model and the KV cache until `wake_up`; see `triolet.Engine.sleep`."""
+        await _outcome(self._thread.submit(lambda: self._native.sleep(level, mode)))
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> bool:
+        """End a sleep; see `triolet.Engine.wake_up`."""
+        return await _outcome(self._thread.submit(lambda: self._native.wake_up(tags)))
+
     async def reload_weights(self, path: str, *, mode: str = "keep") -> int:
         """Serve with the weights of another folder; see `triolet.Engine.reload_weights`."""
         return await _outcome(self._thread.submit(lambda: self._native.reload_weights(path, mode=mode)))

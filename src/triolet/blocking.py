@@ -179,6 +179,14 @@ class BlockingEngine(RemoteEngine):
         call = partial(self._native.apply_model, func, timeout, invalidates=invalidates)
         return _outcome(self._thread.submit(call))
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give up the model and the KV cache until `wake_up`; see `triolet.Engine.sleep`."""
+        _outcome(self._thread.submit(lambda: self._native.sleep(level, mode)))
+
+    def wake_up(self, tags: Iterable[str] | None = None) -> bool:
+        """End a sleep; see `triolet.Engine.wake_up`."""
+        return _outcome(self._thread.submit(lambda: self._native.wake_up(tags)))
+
     def reload_weights(self, path: str, *, mode: str = "keep") -> int:
         """Serve with the weights of another folder; see `triolet.Engine.reload_weights`."""
         return _outcome(self._thread.submit(lambda: self._native.reload_weights(path, mode=mode)))

@@ -95,7 +95,7 @@ MAXIMA = {
     "max_grammars": 1024,
 }
 NEVER_NONE = ("grammar_timeout",)
-SECONDS = ("step_timeout", "priority_aging", "max_prefill_delay", *NEVER_NONE)
+SECONDS = ("step_timeout", "sleep_after", "priority_aging", "max_prefill_delay", *NEVER_NONE)
 OPTIONAL = {field.name for field in attrs.fields(EngineConfig) if field.default is None}
 OPTIONAL |= {*SECONDS, "fair_ttft_factor"} - {*NEVER_NONE}
 
@@ -152,6 +152,7 @@ FIELDS: dict[str, Any] = {
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,
+    "sleep_after": 90.0,
     "log_stats": False,
     "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
     "trust_remote_code": True,

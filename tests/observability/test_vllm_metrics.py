@@ -67,7 +67,6 @@ WITHOUT_ENGINE = {"admission_rejections"}
 
 # What has no meaning here is left out; a zero would say that it was measured.
 NOT_HERE = {
-    "engine_sleep_state",  # an engine does not sleep
     "external_prefix_cache_queries",  # KV stays in its engine
     "external_prefix_cache_hits",
     "mm_cache_queries",  # there are no images

@@ -136,6 +136,16 @@ class RemoteEngine:
         self._thread.call(self._native.resume_generation)
 
     @property
+    def is_sleeping(self) -> bool:
+        """True from the call of `sleep` until everything is back."""
+        return self._native.is_sleeping
+
+    @property
+    def wakes_by_itself(self) -> bool:
+        """True while the engine sleeps because it was idle."""
+        return self._native.wakes_by_itself
+
+    @property
     def weight_version(self) -> int:
         """Number of exchanges of the weights so far."""
         return self._native.weight_version

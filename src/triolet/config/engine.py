@@ -345,6 +345,13 @@ class EngineConfig(Configuration):
         default=60.0,
         rule=seconds(optional=True),
     )
+    sleep_after: float | None = option(
+        # never by default: the first request after it waits until the model is read again
+        "Seconds without a request after which the engine goes to sleep: it gives up the model and its memory, and the "
+        "next request wakes it. none: never.",
+        default=None,
+        rule=seconds(optional=True),
+    )
     log_stats: bool = option(
         "Log a line of statistics every ten seconds while there is work.", default=True, rule=flag()
     )
@@ -449,6 +456,7 @@ class EngineFields(TypedDict, total=False):
     served_model_name: str | None
     api_keys: tuple[str, ...]
     step_timeout: float | None
+    sleep_after: float | None
     log_stats: bool
     otlp_traces_endpoint: str | None
     trust_remote_code: bool

@@ -68,6 +68,7 @@ class EngineStatistics:
         spec_decode_num_draft_tokens: draft tokens proposed.
         spec_decode_num_accepted_tokens: draft tokens accepted.
         spec_decode_num_accepted_tokens_per_pos: draft tokens accepted, by position in the draft.
+        sleep_level: level of the sleep that the engine is in or falls into; None while it is awake.
         is_paused: whether generation is paused.
         engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
         longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
@@ -97,6 +98,7 @@ class EngineStatistics:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    sleep_level: int | None = None
     is_paused: bool = False
     # These depend on the process and the machine: two snapshots are equal if the engines did the same.
     engine_index: int = attrs.field(default=0, eq=False)
@@ -433,6 +435,8 @@ class EngineCore:
         """
         scheduler = self._scheduler
         scheduler.expire(now_s)
+        if self.sleep.sleep_after is not None:
+            self.sleep.note_load(len(self.journal), now_s)
         for serial, mask in self.masks.take_answers().items():
             scheduler.guide(serial, mask)
         self.masks.ask(self.journal.take_unmasked(), now_s)
@@ -444,8 +448,9 @@ class EngineCore:
         return scheduler.plan_step(now_s)
 
     def next_look_s(self) -> float:
-        """Return the time of the next deadline or of the end of a wait for masks; infinity for none."""
-        return min(self._scheduler.next_deadline(), self.masks.waits_until_s)
+        """Return the time of the next deadline, of the end of a wait for masks, or of sleep; infinity for none."""
+        look_s = min(self._scheduler.next_deadline(), self.masks.waits_until_s)
+        return look_s if self.sleep.sleep_after is None else min(look_s, self.sleep.due_s)
 
     @property
     def must_halt(self) -> bool:
@@ -468,19 +473,19 @@ class EngineCore:
         """True if nothing is computed any more that a hold applies to or lets finish."""
         return self.is_frozen and not self._scheduler.is_step_in_flight
 
-    def follow_runner(self, config: Callable[[], SchedulerConfig]) -> bool:
-        """Start over if the runner gives up its KV cache, or has loaded a model again.
+    @property
+    def must_unload(self) -> bool:
+        """True if the runner should give up the model, and load none until it is woken."""
+        return self.sleep.wants_unloading and not self.has_live(self.sleep.limit)
 
-        Args:
-            config: returns the limits for the model as it is loaded now.
-        Returns:
-            True if the runner must be told to give up the model.
-        """
+    def follow_runner(self, config: Callable[[], SchedulerConfig]) -> bool:
+        """Start over if the runner has loaded a model again; return True if it must be told to give up the model."""
         sleep = self.sleep
         if sleep.phase is RunnerPhase.LOADED:
             self.new_scheduler(config())
             sleep.enter(RunnerPhase.SERVING)
-        if sleep.phase is RunnerPhase.SERVING and self.weights.requested is not None and self.has_settled:
+        is_wanted = self.weights.requested is not None or sleep.wants_unloading
+        if sleep.phase is RunnerPhase.SERVING and is_wanted and self.has_settled:
             # All requests wait from now on: their blocks are lost, and the statistics say so.
             self.new_scheduler(config())
             sleep.enter(RunnerPhase.LEAVING)
@@ -573,6 +578,7 @@ class EngineCore:
             spec_decode_num_draft_tokens=counters.num_draft_tokens,
             spec_decode_num_accepted_tokens=sum(counters.num_accepted_tokens_per_pos),
             spec_decode_num_accepted_tokens_per_pos=tuple(counters.num_accepted_tokens_per_pos),
+            sleep_level=self.sleep.level,
             is_paused=self.sleep.is_paused,
         )
 

@@ -1,4 +1,4 @@
-"""Pause and unloading: whether the requests of an engine are computed, and whether the runner holds the model.
+"""Pause and sleep: whether the requests of an engine are computed, and whether the runner holds the model.
 
     SERVING --> LEAVING --> UNLOADED --> LOADED --> SERVING
       the scheduler tells the runner
@@ -6,17 +6,20 @@
                                it has loaded one
                                            the scheduler starts over
 
-A *hold* keeps requests from being computed: a pause is one, an exchange of weights another. Each has a limit, the
-serial of the last request that is still computed, so that a hold may let the live requests finish while later ones wait
-(mode `wait`). What the requests need is in the journal: when the runner has loaded a model again, a new scheduler
-computes it, as after a crash.
+A *hold* keeps requests from being computed: sleep is one, a pause another, an exchange of weights a third. Each has a
+limit, the serial of the last request that is still computed, so that a hold may let the live requests finish while
+later ones wait (mode `wait`). What the requests need is in the journal: when the runner has loaded a model again, a new
+scheduler computes it, as after a crash.
+
+Level 0 of sleep is nothing but a hold; from level 1 on the runner gives up the model. With `sleep_after` an idle engine
+goes to sleep by itself, and the next request wakes it. After a call of `sleep` only `wake_up` does, or a drain.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import attrs
@@ -29,7 +32,13 @@ NOTHING: Final = -1
 
 
 PAUSE: Final = "pause"
-WEIGHTS: Final = "weights"
+SLEEP: Final = "sleep"
+WEIGHTS: Final = "weights"  # also the tag of the weights in `wake_up`
+KV_CACHE: Final = "kv_cache"
+SCHEDULING: Final = "scheduling"
+LEVELS: Final = (0, 1, 2)
+TAGS: Final = (WEIGHTS, KV_CACHE, SCHEDULING)
+AUTOMATIC_LEVEL: Final = 1
 
 
 class RunnerPhase(enum.Enum):
@@ -52,29 +61,131 @@ def check_mode(mode: object) -> str:
     return mode
 
 
+def check_level(level: object) -> int:
+    """Check a level of sleep, and return it.
+
+    Raises:
+        InvalidRequest: it is not 0, 1 or 2.
+    """
+    if not isinstance(level, int) or isinstance(level, bool) or level not in LEVELS:
+        raise InvalidRequest(f"level must be 0, 1 or 2; got {shown(level)}", field="level", got=level)
+    return level
+
+
+def check_tags(tags: Iterable[str] | None) -> frozenset[str]:
+    """Check what is to be woken, and return it; None stands for everything.
+
+    Raises:
+        InvalidRequest: there is another tag than `weights`, `kv_cache` and `scheduling`, or none.
+    """
+    named = TAGS if tags is None else (tags,) if isinstance(tags, str) else tuple(tags)
+    if not named or not set(named) <= set(TAGS):
+        raise InvalidRequest(
+            f"tags must be among weights, kv_cache and scheduling; got {shown(named)}", field="tags", got=tags
+        )
+    return frozenset(named)
+
+
 @attrs.define(eq=False)
 class SleepState:
     """Holds of one engine, and how far its runner has followed them.
 
     Args:
+        sleep_after: seconds without a request after which the engine goes to sleep by itself; None for never.
         on_change: called after every change.
+        level: of the sleep that was asked for; None while awake.
+        is_automatic: whether the next request ends it.
     """
 
+    sleep_after: float | None = None
     on_change: Callable[[], None] = lambda: None
+    level: int | None = None
+    is_automatic: bool = False
     phase: RunnerPhase = RunnerPhase.SERVING
     limit: float = math.inf  # serial of the last request that may be computed
     # Plain attributes, since every step reads them: a property would run this module on the path of every token.
     is_held: bool = False
     _holds: dict[str, float] = attrs.field(factory=dict)  # limits, by what set them
+    _absent: frozenset[str] = frozenset()  # of weights and KV cache: what the runner should not hold
+    _is_waking: bool = False  # the runner has not loaded the model yet
+    _idle_since_s: float | None = None
 
     @property
     def is_paused(self) -> bool:
         """True from the call of `pause_generation` to that of `resume_generation`."""
         return PAUSE in self._holds
 
+    @property
+    def is_sleeping(self) -> bool:
+        """True from the call of `sleep` until everything is back."""
+        return self.level is not None or self._is_waking
+
+    @property
+    def wants_unloading(self) -> bool:
+        """True if the runner should hold no model, once there is nothing to compute."""
+        # It brings the KV cache with the weights, so that one of them alone is not loaded.
+        return bool(self._absent)
+
+    def sleep(self, level: int, limit: int = NOTHING, *, is_automatic: bool = False) -> None:
+        """Ask for sleep; an engine that sleeps more deeply keeps its level.
+
+        Args:
+            level: 0, 1 or 2.
+            limit: serial of the last request that is computed before.
+            is_automatic: whether the next request ends it.
+        """
+        self.level = max(level, self.level or 0)
+        self.is_automatic = is_automatic
+        if self.level > 0:
+            self._absent = frozenset((WEIGHTS, KV_CACHE))
+        self.hold(SLEEP, limit)
+
+    def wake(self, tags: frozenset[str] = frozenset(TAGS)) -> None:
+        """Ask for the end of sleep, or of a part of it.
+
+        Args:
+            tags: what should be back. `scheduling` ends a sleep of level 0; from level 1 on requests are computed as
+                soon as weights and KV cache are both back.
+        """
+        if self.level is None or (self.level == 0 and SCHEDULING not in tags):
+            return
+        self._absent -= tags
+        if not self._absent:
+            self.level, self.is_automatic, self._idle_since_s = None, False, None
+            self._is_waking = self.phase is not RunnerPhase.SERVING
+            self.release(SLEEP)
+
+    def note_load(self, num_live: int, now_s: float) -> None:
+        """Begin to sleep after enough time without a request, and wake for the next one.
+
+        Args:
+            num_live: requests that wait or run.
+            now_s: monotonic seconds.
+        """
+        if num_live:
+            self._idle_since_s = None
+            self.wake_from_idleness()
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        elif now_s >= self.due_s:
+            self.sleep(AUTOMATIC_LEVEL, is_automatic=True)
+
+    def wake_from_idleness(self) -> None:
+        """End a sleep that the engine has begun by itself; harmless otherwise."""
+        if self.is_automatic:
+            self.wake()
+
+    @property
+    def due_s(self) -> float:
+        """Time at which an idle engine goes to sleep; infinity while it has work, sleeps or is held."""
+        if self.sleep_after is None or self._idle_since_s is None or self.is_held:
+            return math.inf
+        return self._idle_since_s + self.sleep_after
+
     def enter(self, phase: RunnerPhase) -> None:
         """Note the state of the model in the runner."""
         self.phase = phase
+        self._is_waking &= phase is not RunnerPhase.SERVING
         self._update()
 
     def release(self, name: str) -> None:

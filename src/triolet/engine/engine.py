@@ -528,7 +528,7 @@ class Engine(WorkerCallMethods, WeightMethods):
     # ---------------------------------------------------------------------------------- shutdown
 
     async def drain(self, deadline: float) -> Snapshot:
-        """Take no new requests, and let the live ones finish; a pause ends.
+        """Take no new requests, and let the live ones finish; a pause ends, and so does sleep.
 
         Args:
             deadline: absolute `trio.current_time()`; requests that have not finished by then end with finish_reason
@@ -540,8 +540,7 @@ class Engine(WorkerCallMethods, WeightMethods):
         deadline_s = self._deadline(deadline)
         self._availability.close("the engine is draining and takes nothing new", still_serving=True)
         self._requests.end_admissions()
-        if self.is_paused:  # what is live could not finish
-            self.resume_generation()
+        self._release_all()
         with trio.move_on_at(deadline_s):
             while self._core.journal:
                 await self._progress.idle.park()

@@ -81,7 +81,7 @@ async def run_engine(
         channels.wake_scheduler()
         progress.runner_held.unpark_all()
 
-    core.sleep.on_change = note_hold
+    core.sleep.on_change, core.sleep.sleep_after = note_hold, config.sleep_after
     grammars = GrammarRequests(core.masks)
     adapters = AdapterRegistry(config, core.model, executor)
     engine = Engine(config, core, channels, progress, grammars, adapters)

@@ -1,22 +1,22 @@
-"""Methods of `Engine` that pause generation, with the names and modes of vLLM."""
+"""Methods of `Engine` that pause generation and put the engine to sleep, with the names and modes of vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.request import FinishReason
-from triolet.core.sleep import NOTHING, PAUSE, check_mode
+from triolet.core.sleep import NOTHING, PAUSE, TAGS, RunnerPhase, check_level, check_mode, check_tags
 from triolet.engine.submission import TrioRunGuard
 from triolet.engine.token_stream import Availability
 from triolet.errors import InvalidRequest, shown
 
 
 class PauseMethods:
-    """Base class of `Engine`: pauses generation and resumes it."""
+    """Base class of `Engine`: pauses generation, sleeps and wakes."""
 
     _run: TrioRunGuard
     _core: EngineCore
@@ -68,6 +68,81 @@ class PauseMethods:
     def is_paused(self) -> bool:
         """True from the call of `pause_generation` to that of `resume_generation`."""
         return self._core.sleep.is_paused
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give up the model and the KV cache until `wake_up`; return when their memory is free.
+
+        Requests that come meanwhile wait. Deadlines go on. Harmless for an engine that sleeps as deeply already. A
+        drain wakes the engine, if requests are live.
+
+        Args:
+            level: 0 only stops computing, as a pause does. 1 and 2 end the process of the runner, or drop the model of
+                its thread; it is read again when the engine wakes.
+            mode: what happens to the live requests: `abort` ends them with what they have, `wait` lets them finish
+                before (a cancelled call takes the sleep back), `keep` has them go on after it, with the same tokens.
+        Raises:
+            InvalidRequest: a wrong argument.
+            EngineClosed: the engine drains or has ended.
+            EngineDead: the engine has died.
+        """
+        self._run.check()
+        check_level(level)
+        check_mode(mode)
+        self._availability.check_open()
+        sleep = self._core.sleep
+        sleep.sleep(level, self._limit_of(mode))
+        try:
+            await self._until_settled()
+            while sleep.wants_unloading and sleep.phase is not RunnerPhase.UNLOADED:
+                self._availability.check_serving()
+                await self._progress.stepped.park()
+        except trio.Cancelled:
+            if mode == "wait" and sleep.phase is RunnerPhase.SERVING:
+                self._wake(frozenset(TAGS))
+            raise
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> bool:
+        """End a sleep; return when requests are computed again. Harmless for an engine that is awake.
+
+        Args:
+            tags: what should be back, `weights`, `kv_cache` or `scheduling`; by default everything. Requests are
+                computed as soon as weights and KV cache are both asked for; only `scheduling` ends a sleep of level 0.
+        Returns:
+            Whether the engine is awake.
+        Raises:
+            InvalidRequest: another tag.
+            EngineClosed: the engine has ended.
+            EngineDead: the engine has died, also of a model that can no longer be loaded.
+        """
+        self._run.check()
+        self._wake(check_tags(tags))
+        await trio.lowlevel.checkpoint()
+        while self.is_sleeping and self._core.sleep.level is None:
+            self._availability.check_serving()
+            await self._progress.stepped.park()
+        return not self.is_sleeping
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True from the call of `sleep` until everything is back, and while an idle engine sleeps by itself."""
+        return self._core.sleep.is_sleeping
+
+    @property
+    def wakes_by_itself(self) -> bool:
+        """True while the engine sleeps because it was idle: the next request wakes it."""
+        return self._core.sleep.is_automatic
+
+    def _wake(self, tags: frozenset[str]) -> None:
+        # No step was due meanwhile, so that sleep is no silence of the runner.
+        self._progress.progressed_s = trio.current_time()
+        self._core.sleep.wake(tags)
+
+    def _release_all(self) -> None:
+        """End a pause, and a sleep if requests are live: they could not finish otherwise."""
+        if self.is_paused:
+            self.resume_generation()
+        if self._core.journal:
+            self._wake(frozenset(TAGS))
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget all cached KV that is not in use: no later request finds any of it.

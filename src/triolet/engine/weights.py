@@ -50,8 +50,8 @@ class WeightMethods(PauseMethods):
     async def reload_weights(self, path: str, *, mode: str = "keep") -> int:
         """Serve with the weights of another folder from now on; return their version.
 
-        An engine that sleeps loads them when it wakes. Cancelled before the runner has begun to load them, the call
-        changes nothing.
+        An engine that sleeps loads them when it wakes; if that fails, it has the old ones and a line in its log.
+        Cancelled before the runner has begun to load them, the call changes nothing.
 
         Args:
             path: a model folder of the same architecture, with tensors of the same names, shapes and dtypes. It must
@@ -110,8 +110,11 @@ class WeightMethods(PauseMethods):
         limit = self._limit_of(mode)
         core.weights.request(folder)
         core.sleep.hold(WEIGHTS, limit)
+        core.sleep.wake_from_idleness()
         try:
             while core.weights.requested is not None:
+                if core.sleep.level:
+                    return core.weights.version + 1  # once it has woken
                 self._availability.check_serving()
                 await self._progress.stepped.park()
         except BaseException:

@@ -81,6 +81,8 @@ _TOKENS: Final = {
     "request_prefill_kv_computed_tokens": "Prompt tokens whose KV had to be computed.",
 }
 _ACTORS: Final = ("model_runner", "scheduler", "tokenizer", "detokenizer", "structured_output")
+_STATES_BY_LEVEL: Final = {1: "weights_offloaded", 2: "discard_all"}  # vLLM's words
+_SLEEP_STATES: Final = ("awake", *_STATES_BY_LEVEL.values())
 _REFUSING_STATUSES: Final = (401, 403, 413, 429, 503)
 UNMATCHED: Final = "unmatched"
 """Label `route` of a response to a request for which there is no route, or that could not be read."""
@@ -191,6 +193,13 @@ class Metrics:
         }
         self._restarting = self._make_by(
             Gauge, "actor_restarting", "1 while an actor is being restarted, else 0.", "actor", _ACTORS
+        )
+        self._sleep_state = self._make_by(
+            Gauge,
+            "engine_sleep_state",
+            "1 for the state that the engine is in, else 0.",
+            "sleep_state",
+            _SLEEP_STATES,
         )
         self._make_cache_info()
         self._last: EngineStatistics | None = None
@@ -323,6 +332,9 @@ class Metrics:
             self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
         for key, counter in self._restarts.items():
             counter.inc(now.restarts.get(key, 0) - (before.restarts.get(key, 0) if before else 0))
+        sleep_state = "awake" if now.sleep_level is None else _STATES_BY_LEVEL.get(now.sleep_level)
+        for state, gauge in self._sleep_state.items():
+            gauge.set(state == sleep_state)
         for actor, gauge in self._restarting.items():
             gauge.set(actor in now.restarting)
         num_hits = now.prefix_cache_hits - (before.prefix_cache_hits if before else 0)

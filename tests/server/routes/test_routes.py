@@ -241,6 +241,33 @@ async def test_operators_pause_and_resume_and_health_says_so(
         assert waiting.status == 200
 
 
+async def test_operators_put_the_engine_to_sleep_and_health_and_metrics_say_so(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    config = GatewayConfig(api_keys=("plain",), priority_keys=("first",))
+    plain, operator = ({"authorization": f"Bearer {key}"} for key in ("plain", "first"))
+    async with serving(config=config, sleep_after=100.0) as scene:
+        for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
+            refused = await scene.call(method, path, headers=plain).run()
+            assert refused.error == (403, "operator_key_needed", None)
+        for path, field in (("sleep?level=3", "level"), ("sleep?mode=x", "mode"), ("wake_up?tags=x", "tags")):
+            assert (await scene.post(f"/{path}", headers=operator)).error[::2] == (400, field)
+        asleep = await scene.post("/sleep?level=2&mode=keep", headers=operator)
+        assert asleep.json == {"status": "sleeping", "level": 2}
+        assert (await scene.get("/is_sleeping", headers=operator)).json == {"is_sleeping": True}
+        assert (await scene.get("/health")).json == {"status": "sleeping"}
+        assert (await scene.get("/health/ready")).error[:2] == (503, "sleeping")
+        metrics = (await scene.get("/metrics")).body.decode()
+        assert re.search(r'engine_sleep_state\{[^}]*sleep_state="discard_all"[^}]*\} 1.0', metrics)
+        part = await scene.post("/wake_up?tags=kv_cache", headers=operator)
+        assert part.json == {"status": "sleeping", "tags": ["kv_cache"]}
+        awake = await scene.post("/wake_up", headers=operator)
+        assert awake.json == {"status": "awake", "tags": None}
+        await trio.sleep(101)
+        assert (await scene.get("/health")).json == {"status": "sleeping"}
+        assert (await scene.get("/health/ready")).status == 200  # the next request wakes it
+
+
 async def test_operators_exchange_weights_and_see_why_some_are_refused(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from triolet.server.routes.guard import AccessMiddleware
 from triolet.server.routes.operations import (
     health,
     is_paused,
+    is_sleeping,
     metrics,
     model,
     models,
@@ -29,10 +30,12 @@ from triolet.server.routes.operations import (
     ready,
     requests,
     resume,
+    sleep,
     start_profile,
     stop_profile,
     update_weights_from_disk,
     version,
+    wake_up,
     weight_info,
 )
 from triolet.server.routes.page import page, static
@@ -98,6 +101,9 @@ def create_app(
             Route("/pause", pause, methods=["POST"]),
             Route("/resume", resume, methods=["POST"]),
             Route("/is_paused", is_paused),
+            Route("/sleep", sleep, methods=["POST"]),
+            Route("/wake_up", wake_up, methods=["POST"]),
+            Route("/is_sleeping", is_sleeping),
             Route("/update_weights_from_disk", update_weights_from_disk, methods=["POST"]),
             Route("/weight_info", weight_info),
             Route("/v1/operator/models", list_resident),

@@ -1,4 +1,4 @@
-"""Routes for operators: health, metrics, version, models, live requests, pause and weights.
+"""Routes for operators: health, metrics, version, models, live requests, pause, sleep and weights.
 
 The routes that change something ask for an operator's key, where there are keys.
 """
@@ -40,7 +40,8 @@ async def health(request: Request) -> Response:
     engine = context_of(request).engine
     if restarting := engine.statistics().restarting:
         return JSONResponse({"status": "restarting", "restarting": restarting})
-    return JSONResponse({"status": "paused" if engine.is_paused else "ok"})
+    state = "sleeping" if engine.is_sleeping else "paused" if engine.is_paused else "ok"
+    return JSONResponse({"status": state})
 
 
 async def ready(request: Request) -> Response:
@@ -57,6 +58,9 @@ async def ready(request: Request) -> Response:
             type="server_error",
             retry_after_s=1.0,
         )
+    # One that sleeps because it was idle is woken by the next request: it must go on to get some.
+    if engine.is_sleeping and not engine.wakes_by_itself:
+        raise WireError("The engine sleeps.", code="sleeping", status=503, type="server_error")
     if engine.is_paused:
         raise WireError("Generation is paused.", code="paused", status=503, type="server_error")
     return JSONResponse({"status": "ok"})
@@ -81,6 +85,29 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """Answer whether generation is paused, to an operator."""
     return JSONResponse({"is_paused": operator_context(request).engine.is_paused})
+
+
+async def sleep(request: Request) -> Response:
+    """Put the engine to sleep, for an operator: `?level=0|1|2&mode=abort|wait|keep`, as in vLLM."""
+    engine = operator_context(request).engine
+    query = read_query(request, "level", "mode")
+    level = query.get("level", "1")
+    await engine.sleep(int(level) if level in ("0", "1", "2") else level, query.get("mode", "abort"))  # type: ignore[arg-type]
+    return JSONResponse({"status": "sleeping", "level": engine.statistics().sleep_level})
+
+
+async def wake_up(request: Request) -> Response:
+    """Wake the engine or a part of it, for an operator: `?tags=weights&tags=kv_cache`, as in vLLM."""
+    engine = operator_context(request).engine
+    read_query(request, "tags")
+    tags = request.query_params.getlist("tags") or None
+    is_awake = await engine.wake_up(tags)
+    return JSONResponse({"status": "awake" if is_awake else "sleeping", "tags": tags})
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Answer whether the engine sleeps, to an operator."""
+    return JSONResponse({"is_sleeping": operator_context(request).engine.is_sleeping})
 
 
 async def update_weights_from_disk(request: Request) -> Response:
