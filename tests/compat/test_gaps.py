@@ -100,6 +100,7 @@ async def test_what_some_versions_await_may_be_awaited(autojump_clock: MockClock
         await llm.remove_logger("mine")
         await llm.reset_mm_cache()
         await llm.reset_encoder_cache()
+        assert await llm.list_loras() == set()
         assert isinstance(llm, EngineClient)
         assert llm.dead_error is None
         await llm.shutdown_background_loop()
@@ -150,6 +151,7 @@ def test_llm_engine_takes_positional_arguments_and_clears_caches_that_it_does_no
     engine = LLMEngine(EngineConfig(), None, False, False, None, None, loaded=loaded)
     engine.reset_mm_cache()
     engine.reset_encoder_cache()
+    assert engine.list_loras() == set()
     assert engine.add_request("r", "ABC", PARAMS, None, None, None, None, 0) == "r"
     with pytest.raises(UnsupportedFeature, match=r"^arrival_time is not offered"):
         engine.add_request("s", "ABC", PARAMS, 1.0)

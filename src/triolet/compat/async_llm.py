@@ -500,6 +500,10 @@ class AsyncLLM(AsyncFacts):
         """Return True between `pause_generation` and `resume_generation`."""
         return await told(self.engine.is_paused)
 
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded LoRA adapters."""
+        return await told(set(self.engine.list_loras()))
+
     async def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images. Programs call it after every change of weights."""
         await checkpoint()

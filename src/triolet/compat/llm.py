@@ -319,6 +319,10 @@ class LLM:
         """Call a function with the model, here and now; see `LLMEngine.apply_model`."""
         return self.llm_engine.apply_model(func)
 
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded LoRA adapters: there are none here."""
+        return set()
+
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images."""
 

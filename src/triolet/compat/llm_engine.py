@@ -468,6 +468,10 @@ class LLMEngine(EngineFacts):
 
     # ------------------------------------------------------------------------------------------- numbers
 
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded LoRA adapters: there are none here."""
+        return set()
+
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images. Programs call it after every change of weights."""
 

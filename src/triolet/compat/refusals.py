@@ -21,7 +21,6 @@ NO_OTHER_ENGINES = "there is one engine, on one machine"
 METHODS: Mapping[str, str] = {
     "add_lora": NO_LORA,
     "remove_lora": NO_LORA,
-    "list_loras": NO_LORA,
     "pin_lora": NO_LORA,
     "sleep": NO_SLEEP,
     "wake_up": NO_SLEEP,
