@@ -60,6 +60,13 @@ class _Settlement:
             if self._is_ours():
                 self._set_aside()
 
+    def forgot(self) -> None:
+        """Collect the frozen objects that have become garbage."""
+        with self._lock:
+            if self._num_engines and self._is_ours():
+                gc.unfreeze()
+                self._set_aside()
+
     def ended(self) -> None:
         """Count an engine that closes; unfreeze everything after the last one."""
         with self._lock:
@@ -90,6 +97,11 @@ def frozen_gc() -> Iterator[None]:
         yield
     finally:
         _settlement.ended()
+
+
+def collect_frozen() -> None:
+    """Free what was frozen for an engine that has given up its model: circles keep its tensors alive otherwise."""
+    _settlement.forgot()
 
 
 def freeze_gc() -> None:

@@ -23,9 +23,10 @@ from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import shortage_of
 from triolet.core.scheduling.admission import Admission
+from triolet.core.sleep import RunnerPhase
 from triolet.engine.adapters import add_lora_modules
 from triolet.engine.engine import Engine
-from triolet.engine.gc_freeze import frozen_gc
+from triolet.engine.gc_freeze import collect_frozen, frozen_gc
 from triolet.engine.token_stream import SCOPE_ENDED, death_by
 from triolet.errors import EngineClosed, WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
@@ -77,7 +78,13 @@ async def run_engine(
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
 
+    phase = core.sleep.phase
+
     def note_hold() -> None:
+        nonlocal phase
+        former, phase = phase, core.sleep.phase
+        if phase is RunnerPhase.UNLOADED is not former and config.runner == "thread":
+            collect_frozen()
         channels.wake_scheduler()
         progress.runner_held.unpark_all()
 
