@@ -21,7 +21,7 @@ from triolet.core.recovery.recovery_state import MAX_CRASHES
 from triolet.core.recovery.supervision import shortage_of
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
-from triolet.errors import ConfigError, InvalidPrompt, TrioletError
+from triolet.errors import InvalidPrompt, TrioletError
 
 NUM_THREADS = 2
 
@@ -138,13 +138,9 @@ def make_tokenizer_loader(config: EngineConfig, model: LoadedModel) -> LoadToken
     """Return a function that reads the configured tokenizer, by default the one in the folder of the loaded model."""
 
     def load() -> TokenizerInterface | None:
-        from triolet.model.tokenizer.tokenizer import load_tokenizer
+        from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
 
         assert model.info is not None, "the runner starts before the tokenizer"
-        folder = config.tokenizer or model.info.folder
-        tokenizer = load_tokenizer(Path(folder), trust_remote_code=config.trust_remote_code)
-        if tokenizer is None and config.tokenizer is not None:  # a tokenizer that was named must be there
-            raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
-        return tokenizer
+        return load_configured_tokenizer(config, Path(model.info.folder))
 
     return load

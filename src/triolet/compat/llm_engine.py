@@ -64,13 +64,12 @@ def load(config: EngineConfig) -> Loaded:
     """
     # Late, because torch takes a second to import.
     from triolet.model.runner import load_configured_runner
-    from triolet.model.tokenizer.tokenizer import load_tokenizer
+    from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))
     runner, info = load_configured_runner(config, lambda progress: None)
-    folder = Path(config.tokenizer or info.folder)
-    return runner, info, load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+    return runner, info, load_configured_tokenizer(config, Path(info.folder))
 
 
 @refusing(ENGINE_METHODS)

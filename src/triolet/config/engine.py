@@ -362,6 +362,13 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    allow_special_tokens: bool = option(
+        # true as in vLLM and transformers: programs that write the chat template's tokens themselves need it
+        "Whether texts of prompts may hold special tokens. If not, they are text like any other, and only the chat "
+        "template writes special tokens.",
+        default=True,
+        rule=flag(),
+    )
     trust_remote_code: bool = option(
         "Allow Python code in the model folder to run.", default=False, rule=flag()
     )
@@ -459,4 +466,5 @@ class EngineFields(TypedDict, total=False):
     sleep_after: float | None
     log_stats: bool
     otlp_traces_endpoint: str | None
+    allow_special_tokens: bool
     trust_remote_code: bool

@@ -32,7 +32,7 @@ from triolet.core.step_plan import (
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.errors import ConfigError
 from triolet.model.folder.generation_config import read_generation_defaults
-from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
+from triolet.model.tokenizer.tokenizer import TextTokenizer, load_configured_tokenizer
 from triolet.nano import PATH as NANO
 
 Answers = str | Sequence[str] | Callable[[str], str]
@@ -144,9 +144,9 @@ class ScriptedModel:
             ConfigError: the folder has no tokenizer.
         """
         folder = Path(config.tokenizer or config.model or NANO)
-        tokenizer = load_tokenizer(folder, trust_remote_code=config.trust_remote_code)
+        tokenizer = load_configured_tokenizer(config, folder)
         if tokenizer is None:
-            raise ConfigError("tokenizer", "a folder with a tokenizer", str(folder))
+            raise ConfigError("model", "a folder with a tokenizer", str(folder))
         defaults = read_generation_defaults(folder)
         num_blocks = config.num_kv_blocks or NUM_KV_BLOCKS
         longest = num_blocks * config.block_size

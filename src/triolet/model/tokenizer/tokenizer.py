@@ -24,11 +24,13 @@ from typing import Any
 import attrs
 import tokenizers
 
+from triolet.config.engine import EngineConfig
 from triolet.core.chat_template import ChatTemplate
 from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
 MAX_KEPT = 2**16
 """Most tokens with a cached piece, some 150 bytes each: the larger part of any vocabulary."""
@@ -95,6 +97,8 @@ class TextTokenizer:
     chat_template: ChatTemplate | ChatTemplateError | None
     # Special tokens by the names that templates know them by, such as `bos_token`.
     template_tokens: Mapping[str, str] = attrs.field(factory=dict)
+    # What keeps special tokens out of prompts that only users' texts would bring there; None to let them.
+    special_texts: SpecialTexts | None = None
     _pieces: Mapping[bool, Piece] = attrs.field(init=False)
 
     @_pieces.default
@@ -109,6 +113,15 @@ class TextTokenizer:
             [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def _encode_marked(self, marked: MarkedText, *, add_special_tokens: bool) -> list[int]:
+        """Encode a text whose special tokens are marked."""
+        if marked.mark is None or self.special_texts is None:
+            return self.encode(marked.text, add_special_tokens=add_special_tokens)
+        return self.special_texts.encode(marked, self._encode_plain, add_special_tokens=add_special_tokens)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decode token ids; ids without a token (padding of the vocabulary) have no text."""
@@ -161,19 +174,23 @@ class TextTokenizer:
     def tokenize(self, message: Tokenize) -> Tokenized:
         """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model."""
         token_type_start: int | None = None
+        special = self.special_texts
         match message.prompt:
             case None:
                 text, token_ids = None, []
             case str(text):
                 _check_unicode("prompt", text)
-                token_ids = self.encode(text, add_special_tokens=True)
+                marked = MarkedText(text) if special is None else special.mark_text(text)
+                token_ids = self._encode_marked(marked, add_special_tokens=True)
             case TextPair():
                 text, token_ids, token_type_start = self._joined(message.prompt)
             case messages:
-                text = self.render(messages)
+                chat = MarkedChat(messages) if special is None else special.mark_chat(messages)
+                marked = MarkedText(self.render(chat.prompt), chat.mark)
+                text = marked.unmarked
                 _check_unicode("prompt", text)
                 adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
-                token_ids = self.encode(text, add_special_tokens=adds)
+                token_ids = self._encode_marked(marked, add_special_tokens=adds)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         bad_words = self.encode_bad_words(message.bad_words)
         return Tokenized(text, tuple(token_ids), bad_words, marks, token_type_start)
@@ -186,10 +203,14 @@ class TextTokenizer:
         """
         for field, text in (("prompt", pair.text), ("text_pair", pair.text_pair)):
             _check_unicode(field, text)
+        shown = f"{pair.text} {pair.text_pair}"
+        if (special := self.special_texts) is not None:
+            first, second = special.mark_text(pair.text), special.mark_text(pair.text_pair)
+            return shown, *special.encode_pair(first, second, self._encode_plain)
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
         types = encoding.type_ids
-        return f"{pair.text} {pair.text_pair}", encoding.ids, types.index(1) if 1 in types else None
+        return shown, encoding.ids, types.index(1) if 1 in types else None
 
     @property
     def template_source(self) -> str:
@@ -238,15 +259,47 @@ def _check_unicode(field: str, text: str) -> None:
         ) from None
 
 
-def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> TextTokenizer | None:
+def load_configured_tokenizer(config: EngineConfig, folder: Path) -> TextTokenizer | None:
+    """Read the tokenizer that a configuration names, by default that of the model; None if the model has none.
+
+    Args:
+        config: of the engine.
+        folder: of the model, or its GGUF file.
+    Raises:
+        ConfigError: a tokenizer that was named is not there.
+        ModelError: it cannot be read.
+    """
+    tokenizer = load_tokenizer(
+        Path(config.tokenizer or folder),
+        trust_remote_code=config.trust_remote_code,
+        allow_special_tokens=config.allow_special_tokens,
+    )
+    if tokenizer is None and config.tokenizer is not None:
+        raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
+    return tokenizer
+
+
+def load_tokenizer(
+    folder: Path, *, trust_remote_code: bool = False, allow_special_tokens: bool = True
+) -> TextTokenizer | None:
     """Read the tokenizer of a model folder or a GGUF file; None if it has none.
+
+    Args:
+        folder: of the model, or its GGUF file.
+        trust_remote_code: whether Python code in the folder may run.
+        allow_special_tokens: whether texts of prompts may hold special tokens; else they are text like any other.
 
     Raises:
         ModelFileError: a file is there and cannot be read.
         UnsupportedModel: a GGUF file has a kind of vocabulary that is not known.
     """
-    if folder.is_file():
-        return _load_gguf_tokenizer(folder)
+    read = _load_gguf_tokenizer(folder) if folder.is_file() else _load_folder(folder, trust_remote_code)
+    if read is None or allow_special_tokens:
+        return read
+    return attrs.evolve(read, special_texts=SpecialTexts(read.backend))
+
+
+def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
     backend = _load_backend(folder, trust_remote_code=trust_remote_code)
     if backend is None:
         return None

@@ -1,0 +1,176 @@
+"""Special tokens in the texts of users: kept from becoming control tokens of the prompt, where the engine is told so.
+
+Where a text of the user holds the text of a special token, a *mark* is put into the middle of it: one character that
+occurs nowhere in the prompt. The chat template renders it as it renders any character. The rendered text is encoded in
+the parts between the marks, of which none holds that token any more, and the marks are gone; so every character of the
+text reaches the model, and only the template writes special tokens.
+
+A tokenizer of the sentencepiece kind puts a space before the first part of a text. That is no part after a mark: it is
+encoded behind a special token, the *anchor*, which is taken away again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import tokenizers
+
+from triolet.core.request.prompt import ChatPrompt
+from triolet.errors import InvalidPrompt
+
+# Characters without a meaning: templates do not look for them.
+_PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
+
+_PROBE = "a"
+
+Encode = Callable[[str], list[int]]
+"""Encoder of one text, without the special tokens around a prompt."""
+
+
+@attrs.frozen
+class MarkedText:
+    """Text with a mark in every special token that it must not become."""
+
+    text: str
+    mark: str | None = None  # None if nothing is marked
+
+    @property
+    def unmarked(self) -> str:
+        """The text as the user knows it."""
+        return self.text if self.mark is None else self.text.replace(self.mark, "")
+
+
+@attrs.frozen
+class MarkedChat:
+    """Chat with a mark in every special token that its texts must not become."""
+
+    prompt: Sequence[Mapping[str, Any]] | ChatPrompt
+    mark: str | None = None  # None if nothing is marked
+
+
+class SpecialTexts:
+    """Texts of a tokenizer's special tokens.
+
+    Args:
+        backend: the tokenizer. Special tokens of a single character cannot be marked, and are left as they are.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        special = [token for token in backend.get_added_tokens_decoder().values() if token.special]
+        texts = sorted({token.content for token in special if len(token.content) > 1}, key=len, reverse=True)
+        # A look-ahead, so that special tokens that overlap are found, too.
+        self._found = re.compile(f"(?=({'|'.join(map(re.escape, texts))}))") if texts else None
+        # One that takes away no space beside it.
+        self._anchor = next((one.content for one in special if not (one.lstrip or one.rstrip)), None)
+        # What the tokenizer puts around texts is seen around this one.
+        probe = backend.encode(_PROBE, add_special_tokens=False)
+        one, two = backend.post_process(probe), backend.post_process(probe, probe)
+        [self._before, self._after] = _around(one.ids, probe.ids)
+        [begin, rest] = _around(two.ids, probe.ids)
+        self._pair = (begin, *_around(rest, probe.ids))
+        # Position of the first token of type 1, counted from the end of the first text.
+        self._second_type = two.type_ids.index(1) - len(begin) - len(probe.ids) if 1 in two.type_ids else None
+
+    def mark_text(self, text: str) -> MarkedText:
+        """Mark the special tokens in a text."""
+        mark = self._mark_for([text])
+        return MarkedText(text) if mark is None else MarkedText(self._marked(text, mark), mark)
+
+    def mark_chat(self, prompt: Sequence[Mapping[str, Any]] | ChatPrompt) -> MarkedChat:
+        """Mark the special tokens in the values that a chat gives to the template.
+
+        Raises:
+            InvalidPrompt: the chat brings a template of its own, which could write any special token.
+        """
+        chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(messages=prompt)
+        if chat.chat_template is not None:
+            raise InvalidPrompt(
+                "chat_template must be left out: allow_special_tokens is false here, and a template writes them",
+                field="chat_template",
+            )
+        values = {name: getattr(chat, name) for name in ("messages", "tools", "chat_template_kwargs")}
+        mark = self._mark_for(_texts(values))
+        if mark is None:
+            return MarkedChat(chat)
+        return MarkedChat(attrs.evolve(chat, **self._marked_values(values, mark)), mark)
+
+    def encode(self, marked: MarkedText, encode: Encode, *, add_special_tokens: bool) -> list[int]:
+        """Encode a text, so that no special token is read across a mark.
+
+        Args:
+            marked: the text.
+            encode: the tokenizer's, without the special tokens around a prompt.
+            add_special_tokens: whether those are added.
+        """
+        ids = self._encode(marked, encode)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def encode_pair(
+        self, first: MarkedText, second: MarkedText, encode: Encode
+    ) -> tuple[list[int], int | None]:
+        """Encode two texts to one prompt, with the special tokens around them.
+
+        Returns:
+            The token ids, and the position of the first token of type 1; None if there is no such type.
+        """
+        begin = [*self._pair[0], *self._encode(first, encode)]
+        ids = [*begin, *self._pair[1], *self._encode(second, encode), *self._pair[2]]
+        return ids, None if self._second_type is None else len(begin) + self._second_type
+
+    def _encode(self, marked: MarkedText, encode: Encode) -> list[int]:
+        if marked.mark is None:
+            return encode(marked.text)
+        first, *others = marked.text.split(marked.mark)
+        return [
+            *encode(first),
+            *(token_id for part in others for token_id in self._behind_anchor(part, encode)),
+        ]
+
+    def _behind_anchor(self, part: str, encode: Encode) -> list[int]:
+        return encode(part) if self._anchor is None else encode(self._anchor + part)[1:]
+
+    def _mark_for(self, texts: Iterable[str]) -> str | None:
+        """Return a character that is in none of these texts; None if they hold no special token."""
+        found, kept = self._found, list(texts)
+        if found is None or not any(map(found.search, kept)):
+            return None
+        used = set().union(*kept)
+        return next(char for char in map(chr, _PRIVATE_USE) if char not in used)
+
+    def _marked(self, text: str, mark: str) -> str:
+        assert self._found is not None, "`_mark_for` gives no mark without special tokens"
+        places = [match.start() + 1 for match in self._found.finditer(text)]
+        parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+        return mark.join(parts)
+
+    def _marked_values(self, value: Any, mark: str) -> Any:
+        match value:
+            case str():
+                return self._marked(value, mark)
+            case Mapping():
+                return {name: self._marked_values(one, mark) for name, one in value.items()}
+            case list() | tuple():
+                return [self._marked_values(one, mark) for one in value]
+        return value
+
+
+def _around(ids: Sequence[int], text_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return what stands before and behind the first occurrence of a text's tokens."""
+    size = len(text_ids)
+    place = next(place for place in range(len(ids)) if list(ids[place : place + size]) == list(text_ids))
+    return list(ids[:place]), list(ids[place + size :])
+
+
+def _texts(value: Any) -> Iterable[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for one in value.values():
+                yield from _texts(one)
+        case list() | tuple():
+            for one in value:
+                yield from _texts(one)
