@@ -54,7 +54,7 @@ TEXTS = (
     "otlp_traces_endpoint",
 )
 LISTS = ("api_keys", "lora_modules", "classifier_from_token")
-FLAGS = ("enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
+FLAGS = ("allow_special_tokens", "enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
     "block_size": 1,
