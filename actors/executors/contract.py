@@ -19,6 +19,8 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
 
+Tell = Callable[[StepResult], None]
+
 
 def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     """Return the configuration of the loads after one that has succeeded: its KV cache is theirs.
@@ -34,12 +36,9 @@ def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     )
 
 
-def with_weights(config: EngineConfig, folder: str | None) -> EngineConfig:
-    """Return the configuration with the model of a folder; None for its own."""
-    return config if folder is None else attrs.evolve(config, model=folder, revision=None)
-
-
-Tell = Callable[[StepResult], None]
+def with_weights(config: EngineConfig, folder: str) -> EngineConfig:
+    """Return the configuration with the model of a folder."""
+    return attrs.evolve(config, model=folder, revision=None)
 
 
 class Executor(Protocol):

@@ -160,7 +160,7 @@ class ProcessExecutor:
         async with self._hangs_counted(), process.conversation(limit_s, late):
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of the memory
-            await process.ask(with_weights(config, self._folder))
+            await process.ask(config if self._folder is None else with_weights(config, self._folder))
             while isinstance(reply := await process.reply(), LoadProgress):
                 process.allow(limit_s)
                 silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()

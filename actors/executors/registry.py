@@ -29,11 +29,11 @@ def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfi
         from triolet.model.runner import load_configured_runner
 
         nonlocal next_config
-        chosen, next_config = (
-            next_config,
-            config,
-        )  # unless this load succeeds, the next one measures memory anew
-        runner, info = load_configured_runner(with_weights(chosen, folder), on_progress)
+        # Unless this load succeeds, the next one measures memory anew.
+        chosen, next_config = next_config, config
+        if folder is not None:
+            chosen = with_weights(chosen, folder)
+        runner, info = load_configured_runner(chosen, on_progress)
         next_config = with_kv_cache(config, info)
         return runner, info
 

@@ -494,6 +494,8 @@ class EngineCore:
 
     def begin_load(self) -> str | None:
         """Return the folder that a runner that starts now loads; None for the configuration's model."""
+        if self.weights.requested is None:
+            return self.weights.folder
         return self.weights.begin_load(may_exchange=not self.has_live(self.sleep.limit))
 
     def note_loaded(self, info: ModelInfo) -> None:
@@ -502,9 +504,10 @@ class EngineCore:
             # New weights come with the tokenizer and the defaults that the engine was opened with.
             info = attrs.evolve(info, folder=self.model.info.folder, generation=self.model.info.generation)
         self.model.info = info
-        self.weights.accept()
+        if self.weights.is_loading:
+            self.weights.accept()
         self.journal.weight_version = self.weights.version
-        if self.weights.requested is None:
+        if self.weights.requested is None and self.sleep.is_held:
             self.sleep.release(WEIGHTS)
         if self.sleep.phase is not RunnerPhase.SERVING:
             self.sleep.enter(RunnerPhase.LOADED)

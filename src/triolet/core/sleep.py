@@ -103,28 +103,20 @@ class SleepState:
     is_automatic: bool = False
     phase: RunnerPhase = RunnerPhase.SERVING
     limit: float = math.inf  # serial of the last request that may be computed
-    # Plain attributes, since every step reads them: a property would run this module on the path of every token.
+    # Plain attributes, since every step, report or restart reads them: properties would run this module on those paths.
     is_held: bool = False
+    is_paused: bool = False  # from the call of `pause_generation` to that of `resume_generation`
+    # Whether the runner should hold no model, once there is nothing to compute.
+    wants_unloading: bool = False
     _holds: dict[str, float] = attrs.field(factory=dict)  # limits, by what set them
     _absent: frozenset[str] = frozenset()  # of weights and KV cache: what the runner should not hold
     _is_waking: bool = False  # the runner has not loaded the model yet
     _idle_since_s: float | None = None
 
     @property
-    def is_paused(self) -> bool:
-        """True from the call of `pause_generation` to that of `resume_generation`."""
-        return PAUSE in self._holds
-
-    @property
     def is_sleeping(self) -> bool:
         """True from the call of `sleep` until everything is back."""
         return self.level is not None or self._is_waking
-
-    @property
-    def wants_unloading(self) -> bool:
-        """True if the runner should hold no model, once there is nothing to compute."""
-        # It brings the KV cache with the weights, so that one of them alone is not loaded.
-        return bool(self._absent)
 
     def sleep(self, level: int, limit: int = NOTHING, *, is_automatic: bool = False) -> None:
         """Ask for sleep; an engine that sleeps more deeply keeps its level.
@@ -206,5 +198,8 @@ class SleepState:
 
     def _update(self) -> None:
         self.limit = min(self._holds.values(), default=math.inf)
+        self.is_paused = PAUSE in self._holds
+        # It brings the KV cache with the weights, so that one of them alone is not loaded.
+        self.wants_unloading = bool(self._absent)
         self.is_held = bool(self._holds) or self.phase is not RunnerPhase.SERVING
         self.on_change()

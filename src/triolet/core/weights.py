@@ -40,7 +40,7 @@ class WeightsState:
         self.requested, self.is_loading = None, False
 
     def begin_load(self, *, may_exchange: bool) -> str | None:
-        """Return the folder that a runner that starts now loads; None for the configuration's model.
+        """Return the folder that a runner that starts now loads, while weights are requested.
 
         Args:
             may_exchange: whether the requested weights may be loaded: no request is to be finished with the old ones.
@@ -49,10 +49,9 @@ class WeightsState:
         return self.requested if self.is_loading else self.folder
 
     def accept(self) -> None:
-        """Note that the runner has loaded what it was to load."""
-        if self.is_loading:
-            self.is_loading = False
-            self.folder, self.requested, self.version = self.requested, None, self.version + 1
+        """Note that the runner has loaded the requested weights."""
+        self.is_loading = False
+        self.folder, self.requested, self.version = self.requested, None, self.version + 1
 
     def refuse(self, error: BaseException, *, is_death: bool) -> bool:
         """Note that the requested weights could not be loaded.
