@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,9 +39,25 @@ def double_weight(model: Any) -> float:
     return weight * 2
 
 
+class FakeRunner:
+    model = SimpleNamespace(weight=1.5)
+    profile = None
+    device = torch.device("cpu")
+
+
+RUNNER = FakeRunner()
+
+
 def worker() -> Worker:
-    runner = SimpleNamespace(model=SimpleNamespace(weight=1.5), profile=None, device=torch.device("cpu"))
-    return worker_class(f"{HERE}:Extension")(cast(Any, runner))
+    return worker_class(f"{HERE}:Extension")(cast(Any, RUNNER))
+
+
+def test_a_worker_does_not_keep_its_runner_and_the_models_memory() -> None:
+    runner = FakeRunner()
+    runner.worker = Worker(cast(Any, runner))  # type: ignore[attr-defined]
+    was = weakref.ref(runner)
+    del runner
+    assert was() is None
 
 
 def test_methods_of_the_extension_and_functions_of_the_model_are_called() -> None:

@@ -6,6 +6,7 @@ They run between two steps, in the thread that computes the steps.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,7 +39,15 @@ class Worker:
     local_rank = 0
 
     def __init__(self, model_runner: HoldsModel) -> None:
-        self.model_runner = model_runner
+        # Weak, since the runner has its worker: in a circle the model would keep its memory until garbage is collected.
+        self._runner = weakref.ref(model_runner)
+
+    @property
+    def model_runner(self) -> HoldsModel:
+        """The runner, which lives as long as calls come."""
+        runner = self._runner()
+        assert runner is not None, "calls come through the runner"
+        return runner
 
     @property
     def model(self) -> Any:
