@@ -66,6 +66,7 @@ EXCEPTIONS = {
         "triolet.structured_outputs"
     ),  # follows grammars here, in tests
     "triolet.actors.adapters": words("triolet.model"),  # reads adapter folders
+    "triolet.actors.prompt_adapters": words("triolet.model"),  # and those of soft prompts
     "triolet.engine.weights": words("triolet.model"),  # checks folders of new weights
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.executors.process": words("triolet.model"),  # writes tensors as bytes

@@ -25,8 +25,8 @@ namespace {
       _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
-      _(keys), _(values), _(hidden), _(logits), _(max_logits), _(argmax), _(adapter_slots), _(adapters),          \
-      _(block_tables_stride), _(num_tokens), _(num_seqs), _(num_logits), _(block_size), _(num_threads)
+      _(keys), _(values), _(embeddings), _(hidden), _(logits), _(max_logits), _(argmax), _(adapter_slots),            \
+      _(adapters), _(block_tables_stride), _(num_tokens), _(num_seqs), _(num_logits), _(block_size), _(num_threads)
 #define ADAPTER_PIECE(_) _(b), _(first_half), _(step), _(num_halves), _(first_rank), _(rank)
 #define ADAPTER_LINEAR(_) _(a), _(pieces), _(bias), _(magnitude), _(num_pieces), _(rank)
 #define ADAPTER(_) _(layers), _(embedding), _(head), _(dtype), _(max_rank)

@@ -72,7 +72,10 @@ class StepStruct(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("token_ids", "positions", "slots", "logits_indices")),
         *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
-        *((name, _P) for name in ("keys", "values", "hidden", "logits", "max_logits", "argmax")),
+        *(
+            (name, _P)
+            for name in ("keys", "values", "embeddings", "hidden", "logits", "max_logits", "argmax")
+        ),
         *((name, _P) for name in ("adapter_slots", "adapters")),
         ("block_tables_stride", ctypes.c_int64),
         *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),

@@ -418,6 +418,11 @@ class Worker {
   void embed(int token) {
     const int id = static_cast<int>(step_.token_ids[token]);
     float* to = shared_.residual + token * hidden_;
+    if (step_.embeddings && step_.embeddings[token]) {
+      const T* from = static_cast<const T*>(step_.embeddings[token]);
+      for (int i = 0; i < hidden_; ++i) to[i] = widen(from[i]);
+      return;
+    }
     embed_plain(id, to);
     const Adapter* adapter = shared_.adapted_tokens.of(token);
     if (!adapter || !adapter->embedding.rank) return;

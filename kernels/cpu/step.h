@@ -31,6 +31,7 @@ struct Step {
   int32_t* seq_lens;
   const int32_t* block_tables;
   void *const *keys, *const *values;  // one cache per layer
+  const void* const* embeddings;      // [num_tokens]: rows of hidden numbers in the place of embeddings; null = none
   void* hidden;                       // [num_tokens, hidden], normalised; if not null, the only output
   void* logits;                       // [num_logits, vocab_size]; null = compute max_logits and argmax instead
   float* max_logits;                       // [num_logits]: the largest logits; NaN if any logit is NaN

@@ -34,6 +34,7 @@ from triolet.core.output.pooling_outputs import (
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -60,6 +61,7 @@ __all__ = [
     "FinishReason",
     "FlatLogprobs",
     "LoRARequest",
+    "PromptAdapterRequest",
     "LoadProgress",
     "Logprob",
     "RepetitionDetectionParams",

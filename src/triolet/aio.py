@@ -34,6 +34,7 @@ from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.engine.engine import Engine as NativeEngine
 from triolet.engine.open_engine import open_engine as open_native_engine
 from triolet.engine.token_stream import TokenStream as NativeTokenStream
@@ -149,6 +150,12 @@ class AsyncioEngine(RemoteEngine):
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
         return await _outcome(self._thread.submit(lambda: self._native.add_lora(lora_request)))
+
+    async def add_prompt_adapter(self, prompt_adapter_request: PromptAdapterRequest) -> bool:
+        """Load a prompt adapter; see `triolet.Engine.add_prompt_adapter`."""
+        return await _outcome(
+            self._thread.submit(lambda: self._native.add_prompt_adapter(prompt_adapter_request))
+        )
 
     async def pin_lora(self, lora_int_id: int) -> bool:
         """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""

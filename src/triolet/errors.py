@@ -142,15 +142,16 @@ class UnknownWorkerMethod(UnsupportedFeature):
 
 
 class AdapterError(InvalidRequest):
-    """A LoRA adapter that cannot be loaded; the engine and its other adapters are unchanged.
+    """A LoRA adapter or a prompt adapter that cannot be loaded; the engine and its other adapters are unchanged.
 
     Args:
         path: the file or the folder.
         problem: what is wrong with it, with the tensor or the field, completing "<path>: ...".
+        field: argument of `generate` that named it.
     """
 
-    def __init__(self, path: object, problem: str) -> None:
-        super().__init__(f"{path}: {problem}", field="lora", got=str(path))
+    def __init__(self, path: object, problem: str, field: str = "lora") -> None:
+        super().__init__(f"{path}: {problem}", field=field, got=str(path))
         self.path, self.problem = str(path), problem
 
 

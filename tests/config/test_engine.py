@@ -53,7 +53,7 @@ TEXTS = (
     "served_model_name",
     "otlp_traces_endpoint",
 )
-LISTS = ("api_keys", "lora_modules", "classifier_from_token")
+LISTS = ("api_keys", "lora_modules", "prompt_adapters", "classifier_from_token")
 FLAGS = ("allow_special_tokens", "enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
 MINIMA = {
     "max_model_len": 2,
@@ -143,6 +143,7 @@ FIELDS: dict[str, Any] = {
     "prompt_lookup_min": 2,
     "enable_lora": True,
     "lora_modules": ("sql=folder", "chat=other"),
+    "prompt_adapters": ("sql=folder", "chat=other"),
     "max_loras": 3,
     "max_lora_rank": 64,
     "max_cpu_loras": 5,

@@ -458,7 +458,9 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
         device="cpu",
         cpu_kernels=found.target.name if (found := kernels()) else None,
         generation=info.generation,
+        soft_prompts=info.soft_prompts,
     )
+    assert info.soft_prompts is not None
     assert info.generation.eos_token_ids == (7,)
     assert reports[-1].done_bytes == reports[-1].total_bytes > 0
 

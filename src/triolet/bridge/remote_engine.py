@@ -22,6 +22,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
@@ -43,6 +44,7 @@ class RequestFields(TypedDict, total=False):
     queue_timeout: float | None
     cache_salt: str | None
     lora: LoRARequest | None
+    prompt_adapter: PromptAdapterRequest | None
     trace_headers: Mapping[str, str] | None
     owner: str | None
 
@@ -187,6 +189,18 @@ class RemoteEngine:
     def loras(self) -> tuple[LoRARequest, ...]:
         """Return the loaded LoRA adapters."""
         return self._thread.call(self._native.loras)
+
+    def remove_prompt_adapter(self, prompt_adapter_id: int) -> bool:
+        """Forget a prompt adapter; requests with it go on. Return False if it is not loaded."""
+        return self._thread.call(self._native.remove_prompt_adapter, prompt_adapter_id)
+
+    def list_prompt_adapters(self) -> set[int]:
+        """Return the numbers of the loaded prompt adapters."""
+        return self._thread.call(self._native.list_prompt_adapters)
+
+    def prompt_adapters(self) -> tuple[PromptAdapterRequest, ...]:
+        """Return the loaded prompt adapters."""
+        return self._thread.call(self._native.prompt_adapters)
 
     def snapshot(self) -> Snapshot:
         """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine."""

@@ -293,6 +293,11 @@ class EngineConfig(Configuration):
         default=(),
         rule=texts(),
     )
+    prompt_adapters: tuple[str, ...] = option(
+        "Prompt adapters (soft prompts) to load at the start, as NAME=FOLDER, separated by commas.",
+        default=(),
+        rule=texts(),
+    )
     max_loras: int = option(
         "Most different LoRA adapters in one step.",
         default=1,  # vLLM's
@@ -454,6 +459,7 @@ class EngineFields(TypedDict, total=False):
     prompt_lookup_min: int
     enable_lora: bool
     lora_modules: tuple[str, ...]
+    prompt_adapters: tuple[str, ...]
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None

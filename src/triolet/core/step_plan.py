@@ -19,6 +19,7 @@ import attrs
 
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import SoftPrompt
 
 MAX_SCHEDULER_STEPS = 64
 """Longest run."""
@@ -41,6 +42,8 @@ class RowStart:
     wants_prompt_logprobs: bool = False  # whether those that `params` ask for are not known yet
     pooling: PoolingParams | None = None  # of a request that is pooled: no token of it is sampled
     adapter_slot: int | None = None  # slot of the adapter that computes its tokens; None for none
+    # Takes the place of the first tokens of the prompt, which are placeholders.
+    soft_prompt: SoftPrompt | None = None
 
 
 @attrs.frozen(kw_only=True)

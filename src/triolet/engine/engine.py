@@ -19,6 +19,7 @@ from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.prompt_adapters import PromptAdapterRegistry
 from triolet.actors.watchdog import check_health, restart_cause
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, EngineStatistics
@@ -38,12 +39,14 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import EMBED, POOLED, PoolingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
 from triolet.engine.live_requests import live_requests
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
+from triolet.engine.prompt_adapters import PromptAdapterMethods
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
 from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
 from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
@@ -82,7 +85,7 @@ class RestartStream:
         raise StopAsyncIteration
 
 
-class Engine(WorkerCallMethods, WeightMethods):
+class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
     """Running engine; `open_engine` makes it.
 
     Methods raise `WrongTrioRun` outside of the Trio run in which the engine was opened.
@@ -105,7 +108,10 @@ class Engine(WorkerCallMethods, WeightMethods):
         # Requests without a seed draw theirs from here: an engine of one seed repeats its answers.
         seeds = random.Random(config.seed)
         builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
-        preparation = RequestPreparation(builder, channels, progress, grammars, adapters)
+        self._prompt_adapters = PromptAdapterRegistry(config, core.model)
+        preparation = RequestPreparation(
+            builder, channels, progress, grammars, adapters, self._prompt_adapters
+        )
         self._availability = Availability()
         hold_back = cast("HoldBack", config.hold_back)
         self._requests = RequestTable(hold_back, core, channels, progress, preparation, self._availability)
@@ -240,6 +246,7 @@ class Engine(WorkerCallMethods, WeightMethods):
         deadline: float | None = None,
         queue_timeout: float | None = None,
         lora: LoRARequest | None = None,
+        prompt_adapter: PromptAdapterRequest | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         owner: str | None = None,
@@ -256,6 +263,7 @@ class Engine(WorkerCallMethods, WeightMethods):
                 the caller's own cancel scope counts as well.
             queue_timeout: seconds that the request may wait to be scheduled.
             lora: LoRA adapter that computes the answer; loaded now if it is not yet.
+            prompt_adapter: soft prompt before the prompt; loaded now if it is not yet.
             cache_salt: prefixes are shared only between requests of the same salt.
             trace_headers: `traceparent` and `tracestate` of the request's trace; by default the caller's span.
             owner: name that `requests` filters by. It takes the place of `client` in admission and fairness: a server
@@ -267,6 +275,8 @@ class Engine(WorkerCallMethods, WeightMethods):
         self._run.check()
         if lora is not None:
             check_type("lora", lora, LoRARequest, "a LoRARequest")
+        if prompt_adapter is not None:
+            check_type("prompt_adapter", prompt_adapter, PromptAdapterRequest, "a PromptAdapterRequest")
         if sampling_params is not None:
             check_type("sampling_params", sampling_params, SamplingParams, "SamplingParams")
         submission = self._submission(
@@ -281,7 +291,7 @@ class Engine(WorkerCallMethods, WeightMethods):
             trace_headers=trace_headers,
             owner=owner,
         )
-        submission.lora = lora
+        submission.lora, submission.prompt_adapter = lora, prompt_adapter
         return self._stream(submission)
 
     def encode(

@@ -80,7 +80,8 @@ def has_first_token(submission: Submission) -> bool:
 def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
     """Return the progress of an admitted request towards its first token; of several answers, the first counts."""
     first = submission.entries[0]
-    num_prompt_tokens = len(first.request.prompt_token_ids)
+    num_virtual = first.request.num_virtual_tokens
+    num_prompt_tokens = len(first.request.prompt_token_ids) - num_virtual
     was_admitted = first.scheduled_s is not None or first.finish_reason is not None
     position, num_computed, _ = core.scheduler.whereabouts(first.serial) if core.scheduler else (0, 0, 0)
     progress = RequestProgress(
@@ -89,7 +90,7 @@ def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
         num_prompt_tokens=num_prompt_tokens,
         num_computed_tokens=num_prompt_tokens
         if first.output_token_ids
-        else min(num_computed, num_prompt_tokens),
+        else min(max(0, num_computed - num_virtual), num_prompt_tokens),
     )
     # A preemption takes back what was computed, and progress never decreases for its reader.
     submission.progress = progress.after(submission.progress)

@@ -27,6 +27,7 @@ from triolet.core.sleep import RunnerPhase
 from triolet.engine.adapters import add_lora_modules
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import collect_frozen, frozen_gc
+from triolet.engine.prompt_adapters import add_configured_prompt_adapters
 from triolet.engine.token_stream import SCOPE_ENDED, death_by
 from triolet.errors import EngineClosed, WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
@@ -49,7 +50,7 @@ async def open_engine(
     Raises:
         ConfigError: a wrong or unknown field, or a first argument of another type.
         ModelError: the model cannot be loaded.
-        AdapterError: an adapter of `lora_modules` cannot be loaded.
+        AdapterError: an adapter of `lora_modules` or `prompt_adapters` cannot be loaded.
         EngineDead: the engine has died, and no request or caller has got this error yet.
         WrongEventLoop: the caller does not run on Trio.
     """
@@ -113,6 +114,8 @@ async def run_engine(
                 await nursery.start(_keep_alive, engine, tree)
                 if config.lora_modules:
                     await add_lora_modules(engine)
+                if config.prompt_adapters:
+                    await add_configured_prompt_adapters(engine)
                 with engine._loop_watch.installed():
                     yield engine
             except BaseException as error:  # raised again below, without the nursery's group around it

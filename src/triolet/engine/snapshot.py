@@ -13,6 +13,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.lora import Adapter, LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.prompt import ParsedPrompt
+from triolet.core.request.prompt_adapter import PromptAdapterRequest, SoftPrompt
 from triolet.core.request.request import Request
 from triolet.engine.submission import Submission
 from triolet.errors import InvalidRequest, SnapshotError, shown
@@ -46,7 +47,7 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
     return SavedRequest(
         request_id=submission.request_id,
         prompt=first.prompt,
-        prompt_token_ids=first.prompt_token_ids,
+        prompt_token_ids=first.prompt_token_ids[first.num_virtual_tokens :],
         # The length as resolved here: another engine may have a longer context. A minimum beyond it changes nothing.
         params=attrs.evolve(
             first.params,
@@ -59,6 +60,7 @@ def _saved(submission: Submission, now_s: float) -> SavedRequest:
         client=first.client,
         cache_salt=first.cache_namespace.salt,
         **({} if first.adapter is None else _saved_adapter(first.adapter)),
+        **({} if first.soft_prompt is None else _saved_soft_prompt(first.soft_prompt)),
         trace_headers=first.trace_headers,
         owner=submission.owner,
         time_left_s=_time_left(first.deadline_s, now_s),
@@ -73,6 +75,15 @@ def _saved_adapter(adapter: Adapter) -> dict[str, Any]:
         "lora_path": adapter.path,
         "lora_base_model_name": adapter.base_model_name,
         "adapter": adapter.digest,
+    }
+
+
+def _saved_soft_prompt(soft_prompt: SoftPrompt) -> dict[str, Any]:
+    return {
+        "prompt_adapter_name": soft_prompt.name,
+        "prompt_adapter_id": soft_prompt.int_id,
+        "prompt_adapter_path": soft_prompt.path,
+        "adapter": soft_prompt.digest,
     }
 
 
@@ -110,6 +121,7 @@ def check_snapshot(snapshot: Snapshot, info: ModelInfo) -> None:
         for answer in saved.answers:
             _check_answer(saved, answer, info.vocab_size)
         _lora_of(saved)
+        _prompt_adapter_of(saved)
 
 
 def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> None:
@@ -141,6 +153,19 @@ def _lora_of(saved: SavedRequest) -> LoRARequest | None:
         raise SnapshotError(f"request {shown(saved.request_id)} must name its adapter: {error}") from None
 
 
+def _prompt_adapter_of(saved: SavedRequest) -> PromptAdapterRequest | None:
+    if saved.prompt_adapter_name is None:
+        return None
+    try:
+        return PromptAdapterRequest(
+            saved.prompt_adapter_name, saved.prompt_adapter_id, saved.prompt_adapter_path
+        )
+    except InvalidRequest as error:
+        raise SnapshotError(
+            f"request {shown(saved.request_id)} must name its prompt adapter: {error}"
+        ) from None
+
+
 def resumed(saved: SavedRequest) -> Submission:
     """Return a submission that goes on with a saved request; its remaining time runs from now."""
     now_s = trio.current_time()
@@ -156,6 +181,7 @@ def resumed(saved: SavedRequest) -> Submission:
         queue_timeout_s=math.inf if saved.queue_time_left_s is None else saved.queue_time_left_s,
         cache_salt=saved.cache_salt,
         lora=_lora_of(saved),
+        prompt_adapter=_prompt_adapter_of(saved),
         trace_headers=saved.trace_headers,
         owner=saved.owner,
         saved=saved,

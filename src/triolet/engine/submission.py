@@ -14,6 +14,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels, WaitCell
 from triolet.actors.grammar_requests import GrammarRequests
+from triolet.actors.prompt_adapters import PromptAdapterRegistry
 from triolet.actors.tokenizer import ask_tokenizer
 from triolet.core.engine_core import OpenOutput
 from triolet.core.journal import JournalEntry
@@ -28,6 +29,7 @@ from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import ParsedPrompt
+from triolet.core.request.prompt_adapter import PromptAdapterRequest, SoftPrompt
 from triolet.core.request.request import STATUS_OF_ENDING, FinishReason, Request, RequestStatus, TraceHeaders
 from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
@@ -48,6 +50,7 @@ class Submission:
     queue_timeout_s: float
     cache_salt: str | None
     lora: LoRARequest | None = None
+    prompt_adapter: PromptAdapterRequest | None = None
     pooling: PoolingParams | None = None  # parameters of a pooled request
     most_tokens: int | None = None  # length to which the prompt of a pooled request is cut, tokens
     trace_headers: TraceHeaders = ()  # headers of the request's trace
@@ -170,6 +173,7 @@ class RequestPreparation:
         channels: to the tokenizer.
         grammars: compiles grammars.
         adapters: loads LoRA adapters.
+        prompt_adapters: loads soft prompts.
     """
 
     def __init__(
@@ -179,9 +183,10 @@ class RequestPreparation:
         progress: ActorProgress,
         grammars: GrammarRequests,
         adapters: AdapterRegistry,
+        prompt_adapters: PromptAdapterRegistry,
     ) -> None:
         self._builder, self._channels, self._progress, self._grammars = builder, channels, progress, grammars
-        self._adapters = adapters
+        self._adapters, self._prompt_adapters = adapters, prompt_adapters
 
     def check(self, submission: Submission) -> SamplingParams:
         """Check the parameters; return them, or the model's own for None. See `RequestBuilder.check`."""
@@ -208,6 +213,9 @@ class RequestPreparation:
                     f"request {shown(submission.request_id)} was answered by other contents of adapter "
                     f"{shown(adapter.name)} than its folder {adapter.path} has now"
                 )
+        soft_prompt = None
+        if submission.prompt_adapter is not None:
+            soft_prompt = await self._soft_prompt(submission, submission.prompt_adapter, params)
         if submission.pooling is None:
             tokenized = await self._run(self._builder.tokenize(submission.prompt, params))
         else:
@@ -239,7 +247,27 @@ class RequestPreparation:
             trace_headers=submission.trace_headers,
             pooling=submission.pooling,
             adapter=adapter,
+            soft_prompt=soft_prompt,
         )
+
+    async def _soft_prompt(
+        self, submission: Submission, wanted: PromptAdapterRequest, params: SamplingParams
+    ) -> SoftPrompt:
+        if submission.lora is not None:
+            raise InvalidRequest("lora must be None with a prompt adapter", field="lora", got=submission.lora)
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs must be None with a prompt adapter: virtual tokens have none",
+                field="prompt_logprobs",
+                got=params.prompt_logprobs,
+            )
+        soft_prompt = await self._prompt_adapters.resolve(wanted)
+        if submission.saved is not None and submission.saved.adapter != soft_prompt.digest:
+            raise SnapshotError(
+                f"request {shown(submission.request_id)} was answered by other contents of prompt adapter "
+                f"{shown(soft_prompt.name)} than its folder {soft_prompt.path} has now"
+            )
+        return soft_prompt
 
     async def _run(self, steps: Generator[Need, Tokenized | None, T], owner: str | None = None) -> T:
         answer: Tokenized | None = None

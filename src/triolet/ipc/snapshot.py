@@ -71,6 +71,10 @@ class SavedRequest:
     lora_path: str = ""
     lora_base_model_name: str | None = None
     adapter: str | None = None
+    # Soft prompt before the prompt, whose digest is `adapter`.
+    prompt_adapter_name: str | None = None
+    prompt_adapter_id: int = 0
+    prompt_adapter_path: str = ""
     trace_headers: TraceHeaders = ()  # likewise
     owner: str | None = None  # likewise
     # Until its deadline, seconds; None if it has none.

@@ -189,8 +189,7 @@ class AdapterBank(Generic[Weights]):
 
     @staticmethod
     def _tensor(files: AdapterFiles, stored: AdapterTensor) -> Tensor:
-        data = bytearray(files.data[stored.begin : stored.end])  # writable, and aligned
-        return torch.frombuffer(data, dtype=_DTYPES[stored.dtype]).view(stored.shape)
+        return stored_tensor(files.data, stored)
 
 
 Groups = list[tuple[LayerPairs, "Tensor | None"]]
@@ -287,6 +286,12 @@ class LayerAdapters:
                     x += added
                 else:
                     x.index_add_(0, tokens, added)
+
+
+def stored_tensor(data: bytes, stored: AdapterTensor) -> Tensor:
+    """Return a tensor of a file."""
+    own = bytearray(data[stored.begin : stored.end])  # writable, and aligned
+    return torch.frombuffer(own, dtype=_DTYPES[stored.dtype]).view(stored.shape)
 
 
 class AdaptedLinear:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
 from triolet.kernels.attention_metadata import AttentionMetadata
@@ -48,6 +49,7 @@ class Row:
         "pooling",
         "request_id",
         "sampling",
+        "soft_prompt",
     )
 
     def __init__(self, start: RowStart, vocab_size: int) -> None:
@@ -63,12 +65,15 @@ class Row:
         self.num_blocks = 0
         self.mask: bytes | None = None  # of the step's token
         self.pooling = start.pooling
+        self.soft_prompt = start.soft_prompt
+        # Penalties do not count placeholders.
+        num_virtual = 0 if start.soft_prompt is None else start.soft_prompt.num_virtual_tokens
         self.pooled: Tensor | None = None  # [hidden_size] float32, what pooling keeps of the prompt so far
         self.sampling = SamplingRow(
             params=start.params,
             seed=start.seed,
             vocab_size=vocab_size,
-            prompt_token_ids=start.prompt_token_ids,
+            prompt_token_ids=start.prompt_token_ids[num_virtual:],
             output_token_ids=start.output_token_ids,
             ending_token_ids=start.ending_token_ids,
             bad_words_token_ids=start.bad_words_token_ids,
@@ -93,6 +98,18 @@ class Row:
         if draft := planned.draft_token_ids:
             self._make_room(len(draft))
             self._tokens[self.num_tokens : self.num_tokens + len(draft)] = draft
+
+    def soft_prompt_share(self, planned: PlanRow, first: int) -> SoftPromptShare | None:
+        """Return the virtual tokens that a step computes; None if it computes none.
+
+        Args:
+            planned: the step's part of this row.
+            first: index of the first token of it in the step.
+        """
+        if self.soft_prompt is None or planned.start >= self.soft_prompt.num_virtual_tokens:
+            return None
+        num_tokens = min(planned.num_tokens, self.soft_prompt.num_virtual_tokens - planned.start)
+        return SoftPromptShare(self, self.soft_prompt, first, planned.start, num_tokens)
 
     def go_on(self) -> None:
         """Note that a multi-step run computes the token that it sampled last."""
@@ -131,6 +148,17 @@ class Row:
 
 
 @attrs.frozen(eq=False)
+class SoftPromptShare:
+    """Tokens of a step that are virtual."""
+
+    row: Row
+    soft_prompt: SoftPrompt
+    first: int  # index of the first of them in the step
+    start: int  # and in the soft prompt
+    num_tokens: int
+
+
+@attrs.frozen(eq=False)
 class PoolShare:
     """Tokens of a step that belong to a row that is pooled."""
 
@@ -159,6 +187,7 @@ class StepInput:
     pooled: tuple[PoolShare, ...] = ()  # rows of which nothing is sampled
     # [num_tokens] int64 on the CPU, the slot of each token's adapter, negative for none; None if no row has one.
     adapter_slots: Tensor | None = None
+    soft_prompts: tuple[SoftPromptShare, ...] = ()
 
     def token_type_ids(self) -> Tensor:
         """Return 1 for the tokens of the second text of each pair, 0 for all others; [num_tokens] int64."""
@@ -404,10 +433,12 @@ class RowTable:
         sampled_ends = np.cumsum(num_sampled)
         # A row is sampled after its last tokens: the last one that is known, and those of its draft.
         logits_indices = [np.arange(sampled_ends[-1]) + np.repeat(ends - sampled_ends, num_sampled)]
-        prompted, pooled = [], []
+        prompted, pooled, soft_prompts = [], [], []
         for planned, row, end in zip(plan_rows, rows, ends, strict=True):
             if row.pooling is not None:
                 pooled.append(_pool_share(planned, row, row.pooling, int(end)))
+            if row.soft_prompt is not None:
+                soft_prompts.append(row.soft_prompt_share(planned, int(end) - planned.num_tokens))
             if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
                 prompted.append(share)
                 logits_indices.append(end - planned.num_tokens + np.arange(len(share.token_ids)))
@@ -427,6 +458,7 @@ class RowTable:
             prompted=tuple(prompted),
             pooled=tuple(pooled),
             adapter_slots=_adapter_slots(rows, query_lens),
+            soft_prompts=tuple(share for share in soft_prompts if share is not None),
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:

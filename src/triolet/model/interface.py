@@ -46,6 +46,14 @@ class LayerCache:
     values: Tensor
 
 
+@attrs.frozen(eq=False)
+class InputEmbeddings:
+    """Inputs of the first layer that take the place of tokens' embeddings; a scale of the embedding is not applied."""
+
+    tokens: Tensor  # [n] int64, places in the step, rising
+    values: Tensor  # [n, hidden_size] in the model's dtype
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class ForwardBatch:
     """Input of one forward pass, on the model's device."""
@@ -60,6 +68,7 @@ class ForwardBatch:
     token_type_ids: Tensor | None = None
     # [num_tokens] int64 on the CPU, the slot of each token's LoRA adapter, negative for none; None if no token has one.
     adapter_slots: Tensor | None = None
+    embeddings: InputEmbeddings | None = None  # of virtual tokens; None if the step has none
 
 
 class CausalModel(Protocol):

@@ -116,15 +116,18 @@ class OutputCollector:
         self._text += new_text
         self._pieces.clear()
         completion = self._completion(new_text)
+        num_virtual, entry = request.num_virtual_tokens, self.entry
+        num_cached = max(0, entry.num_cached_tokens - num_virtual)
+        num_kept = entry.num_cached_tokens + entry.num_cache_creation_tokens - num_virtual
         output = RequestOutput(
             request_id=request.parent_id or request.request_id,
             prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
+            prompt_token_ids=request.prompt_token_ids[num_virtual:],
             outputs=(completion,),
             finished=self._finish_reason is not None,
             metrics=self.metrics(),
-            num_cached_tokens=self.entry.num_cached_tokens,
-            num_cache_creation_tokens=self.entry.num_cache_creation_tokens,
+            num_cached_tokens=num_cached,
+            num_cache_creation_tokens=max(0, num_kept) - num_cached,
             prompt_logprobs=self._described_prompt(),
             lora_request=None if request.adapter is None else request.adapter.lora_request,
         )

@@ -7,6 +7,7 @@ import attrs
 from triolet.core.request.lora import AdapterSupport
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import GENERATE, PoolingInfo
+from triolet.core.request.prompt_adapter import SoftPromptSupport
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 
 
@@ -61,6 +62,7 @@ class ModelInfo:
         generates: whether it generates text.
         pooling: what it computes for pooled requests; None if it only generates.
         adapters: what LoRA adapters may change; None if the engine takes none.
+        soft_prompts: shapes that soft prompts must fit; None if the model takes none.
     """
 
     folder: str
@@ -79,6 +81,7 @@ class ModelInfo:
     generates: bool = True
     pooling: PoolingInfo | None = None
     adapters: AdapterSupport | None = None
+    soft_prompts: SoftPromptSupport | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

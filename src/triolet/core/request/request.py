@@ -16,6 +16,7 @@ from triolet.core.request.lora import Adapter
 from triolet.core.request.param_validation import MAX_INT64
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import SoftPrompt
 
 # The two headers of W3C Trace Context are carried along unread. They are not checked here. The exporter of
 # spans reads them with OpenTelemetry's own parser, which ignores a header that it does not understand.
@@ -76,6 +77,8 @@ class Request:
     pooling: PoolingParams | None = None
     cache_namespace: CacheNamespace = DEFAULT_NAMESPACE  # requests share cached blocks only within one
     adapter: Adapter | None = None  # LoRA adapter that computes the answer
+    # Virtual tokens before the prompt; `prompt_token_ids` begins with as many placeholders.
+    soft_prompt: SoftPrompt | None = None
     trace_headers: TraceHeaders = ()  # names and values of the trace context headers
     arrival_s: float = 0.0  # when it was admitted, monotonic seconds
     deadline_s: float = float("inf")  # when it ends with what it has, monotonic seconds; infinity for never
@@ -85,6 +88,11 @@ class Request:
     def task(self) -> RequestTask:
         """Kind of result."""
         return RequestTask.GENERATE if self.pooling is None else RequestTask.POOL
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Tokens at the beginning of the prompt that the caller did not send, and does not see or pay."""
+        return 0 if self.soft_prompt is None else self.soft_prompt.num_virtual_tokens
 
     @property
     def account(self) -> str | None:

@@ -30,6 +30,7 @@ from triolet.core.request.pooling_params import (
     resolved,
 )
 from triolet.core.request.prompt import ParsedPrompt, TextPair, check_prompt
+from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
@@ -320,6 +321,7 @@ class RequestBuilder:
         trace_headers: TraceHeaders = (),
         pooling: PoolingParams | None = None,
         adapter: Adapter | None = None,
+        soft_prompt: SoftPrompt | None = None,
     ) -> tuple[Request, ...]:
         """Return the requests for each of the n answers.
 
@@ -330,13 +332,18 @@ class RequestBuilder:
             constraint: from `constrain`.
             arrival_s: field of `Request`, as are the following ones.
         """
-        room = self._info.max_model_len - len(tokenized.token_ids)
+        token_ids, digest = tokenized.token_ids, None if adapter is None else adapter.digest
+        if soft_prompt is not None:
+            # Any token would do: its embedding, or its keys and values, are replaced.
+            token_ids, digest = (0,) * soft_prompt.num_virtual_tokens + token_ids, soft_prompt.digest
+            check_prompt(token_ids, vocab_size=self._info.vocab_size, max_model_len=self._info.max_model_len)
+        room = self._info.max_model_len - len(token_ids)
         if pooling is not None and tokenized.token_type_start is not None:
             pooling = attrs.evolve(pooling, token_type_start=tokenized.token_type_start)
         request = Request(
             request_id=request_id,
             prompt=tokenized.text,
-            prompt_token_ids=tokenized.token_ids,
+            prompt_token_ids=token_ids,
             params=params,
             seed=self.draw_seed() if params.seed is None else params.seed,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -348,10 +355,9 @@ class RequestBuilder:
             constraint=constraint,
             client=client,
             owner=owner,
-            cache_namespace=CacheNamespace(
-                salt=cache_salt, adapter=None if adapter is None else adapter.digest
-            ),
+            cache_namespace=CacheNamespace(salt=cache_salt, adapter=digest),
             adapter=adapter,
+            soft_prompt=soft_prompt,
             trace_headers=trace_headers,
             arrival_s=arrival_s,
             deadline_s=deadline_s,

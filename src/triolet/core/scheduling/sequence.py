@@ -106,6 +106,7 @@ class Sequence:
             wants_prompt_logprobs=entry.wants_prompt_logprobs,
             pooling=request.pooling,
             adapter_slot=self.adapter_slot,
+            soft_prompt=request.soft_prompt,
         )
 
     def take_row(self) -> PlanRow:

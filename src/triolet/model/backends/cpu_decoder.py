@@ -46,7 +46,7 @@ from triolet.model.architectures.rope import Rope
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
 from triolet.model.backends.torch_decoder import decoder_facts
-from triolet.model.interface import ForwardBatch, GreedyStep, LayerCache, ModelSpec
+from triolet.model.interface import ForwardBatch, GreedyStep, InputEmbeddings, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
 
 if TYPE_CHECKING:
@@ -280,8 +280,12 @@ class CpuDecoder:
             num_threads=torch.get_num_threads(),
             **outputs,
         )
+        virtual = None
+        if batch.embeddings is not None:
+            virtual = _virtual_addresses(batch.embeddings, len(batch.token_ids))
+            step.embeddings = ctypes.addressof(virtual)
         # C++ reads them by address: they must live as long as the struct.
-        step.kept = batch, keys, values
+        step.kept = batch, keys, values, virtual
         self._adapter_slots = batch.adapter_slots
         if batch.adapter_slots is not None:
             self._place_adapters(step, batch.adapter_slots)
@@ -310,6 +314,14 @@ class CpuDecoder:
             )
             self._cache = cache
         return self._cache_addresses
+
+
+def _virtual_addresses(embeddings: InputEmbeddings, num_tokens: int) -> ctypes.Array[ctypes.c_void_p]:
+    """Return the address of each token's own embedding, null for most; valid as long as `embeddings` lives."""
+    virtual = (ctypes.c_void_p * num_tokens)()
+    for token, value in zip(embeddings.tokens.tolist(), embeddings.values, strict=True):
+        virtual[token] = value.data_ptr()
+    return virtual
 
 
 # ------------------------------------------------------------------------------- building from weights

@@ -243,6 +243,8 @@ class Decoder:
             self.adapters.add_to_embeddings(x, batch.token_ids)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
+        if (virtual := batch.embeddings) is not None:
+            x = x.index_copy(0, virtual.tokens, virtual.values)
         if self.learned_positions is not None:
             x = x + functional.embedding(positions, self.learned_positions)
         residual: Tensor | None = None

@@ -93,12 +93,12 @@ def read_adapter(folder: Path, support: AdapterSupport) -> AdapterFiles:
             model, or a rank exceeds the limit; names the file and the field or the tensor.
     """
     try:
-        config_data = _read(folder / CONFIG, folder)
-        data = _read(folder / WEIGHTS, folder)
+        config_data = read_adapter_file(folder / CONFIG, folder)
+        data = read_adapter_file(folder / WEIGHTS, folder)
         config = _AdapterConfig.parse(folder / CONFIG, config_data)
     except ModelFileError as error:
         raise AdapterError(error.path, error.problem) from error
-    tensors = tuple(_tensors(folder / WEIGHTS, data))
+    tensors = tuple(stored_tensors(folder / WEIGHTS, data))
     modules = _modules(folder / WEIGHTS, tensors, config, support)
     digest = hashlib.blake2b(digest_size=16)
     for part in (config_data, data):
@@ -106,7 +106,12 @@ def read_adapter(folder: Path, support: AdapterSupport) -> AdapterFiles:
     return AdapterFiles(digest.hexdigest(), modules, data)
 
 
-def _read(path: Path, folder: Path) -> bytes:
+def read_adapter_file(path: Path, folder: Path) -> bytes:
+    """Return the contents of a file of an adapter's folder.
+
+    Raises:
+        AdapterError: it is missing or cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -201,7 +206,7 @@ def _patterns(fields: Fields, name: str) -> Iterator[tuple[Fields, str, re.Patte
 # ------------------------------------------------------------------------------------------ tensors
 
 
-def _tensors(path: Path, data: bytes) -> Iterator[AdapterTensor]:
+def stored_tensors(path: Path, data: bytes) -> Iterator[AdapterTensor]:
     """Iterate over the tensors in the header of a safetensors file, each checked to lie in the file."""
     if len(data) < 8:
         raise AdapterError(path, f"is truncated: a safetensors file has at least 8 bytes; got {len(data)}")

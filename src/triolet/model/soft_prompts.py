@@ -1,0 +1,106 @@
+"""Soft prompts in a step: embeddings, or keys and values, of virtual tokens in the place of those of placeholders.
+
+The first tokens of such a prompt are placeholders, so that positions, blocks and the prefix cache treat virtual tokens
+like others. Where a soft prompt has embeddings, the step computes with those instead of the placeholders'. Where it has
+keys and values, they are written into the row's blocks before the step, and what the step computes for the placeholders
+is not written. Weights are read when a row first needs them: they are small, and kept by digest.
+
+Source: prompt tuning, arXiv 2104.08691; P-tuning, arXiv 2103.10385; prefix tuning, arXiv 2101.00190.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.core.request.prompt_adapter import SoftPrompt, SoftPromptSupport
+from triolet.core.step_plan import RowFailure
+from triolet.errors import AdapterError
+from triolet.model.adapters import stored_tensor
+from triolet.model.folder.soft_prompt_files import read_soft_prompt
+from triolet.model.input_batch import SoftPromptShare
+from triolet.model.interface import ForwardBatch, InputEmbeddings
+
+MAX_KEPT = 64  # soft prompts; one of 100 tokens of a large model takes 1 to 100 MB
+
+
+@attrs.frozen(eq=False)
+class _Weights:
+    embeddings: Tensor | None  # [num_virtual_tokens, hidden_size]
+    layers: tuple[
+        tuple[Tensor, Tensor], ...
+    ]  # keys and values, [num_virtual_tokens, num_kv_heads, head_dim] each
+
+
+class SoftPromptBank:
+    """Soft prompts of one model.
+
+    Args:
+        support: shapes of the model.
+        dtype: of its activations.
+        device: of the model.
+    """
+
+    def __init__(self, support: SoftPromptSupport, dtype: torch.dtype, device: torch.device) -> None:
+        self._support, self._dtype, self._device = support, dtype, device
+        self._kept: OrderedDict[str, _Weights] = OrderedDict()  # by digest, the latest last
+
+    def apply(
+        self, shares: tuple[SoftPromptShare, ...], batch: ForwardBatch
+    ) -> tuple[ForwardBatch, tuple[RowFailure, ...]]:
+        """Return the batch with the soft prompts of its rows, and the rows whose soft prompt cannot be read."""
+        failures: list[RowFailure] = []
+        tokens: list[Tensor] = []
+        values: list[Tensor] = []
+        slots = batch.attention.slot_mapping.clone()
+        for share in shares:
+            try:
+                weights = self._weights(share.soft_prompt)
+            except AdapterError as error:
+                problem = f"prompt adapter {share.soft_prompt.name!r} could not be loaded: {error}"
+                failures.append(RowFailure(share.row.request_id, share.row.epoch, problem))
+                continue
+            place, part = (
+                slice(share.first, share.first + share.num_tokens),
+                slice(share.start, share.start + share.num_tokens),
+            )
+            if weights.embeddings is not None:
+                tokens.append(torch.arange(place.start, place.stop, device=self._device))
+                values.append(weights.embeddings[part])
+                continue
+            for (keys, layer_values), cache in zip(weights.layers, batch.cache, strict=True):
+                cache.keys.flatten(0, 1)[slots[place]] = keys[part]
+                cache.values.flatten(0, 1)[slots[place]] = layer_values[part]
+            slots[place] = -1
+        return attrs.evolve(
+            batch,
+            attention=attrs.evolve(batch.attention, slot_mapping=slots),
+            embeddings=InputEmbeddings(torch.cat(tokens), torch.cat(values)) if tokens else None,
+        ), tuple(failures)
+
+    def _weights(self, soft_prompt: SoftPrompt) -> _Weights:
+        digest = soft_prompt.digest
+        if digest not in self._kept:
+            files = read_soft_prompt(Path(soft_prompt.path), self._support)
+            if files.digest != digest:
+                raise AdapterError(soft_prompt.path, "has changed since it was loaded", "prompt_adapter")
+            numbers = stored_tensor(files.data, files.tensor).to(self._device, self._dtype)
+            self._kept[digest] = self._layered(numbers) if files.is_prefix else _Weights(numbers, ())
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(digest)
+        return self._kept[digest]
+
+    def _layered(self, numbers: Tensor) -> _Weights:
+        # Of each token: keys of the first layer, its values, keys of the second layer, and so on.
+        shapes = self._support.kv_shapes
+        parts = numbers.split([heads * size for heads, size in shapes for _ in range(2)], dim=1)
+        layers = [
+            (keys.unflatten(1, shape), values.unflatten(1, shape))
+            for keys, values, shape in zip(parts[::2], parts[1::2], shapes, strict=True)
+        ]
+        return _Weights(None, tuple(layers))
