@@ -8,6 +8,7 @@ process, and on a CPU it would write into another request's blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -197,9 +198,9 @@ class StepInput:
                 types[share.first + start : share.first + share.num_tokens] = 1
         return types
 
-    def forward_batch(self, cache: tuple[LayerCache, ...]) -> ForwardBatch:
+    def forward_batch(self, cache: tuple[LayerCache, ...], soft_prompts: SoftPrompts) -> ForwardBatch:
         """Return the model's part of it, for a step over this cache."""
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids=self.token_ids,
             positions=self.positions,
             cache=cache,
@@ -207,6 +208,15 @@ class StepInput:
             logits_indices=self.logits_indices,
             adapter_slots=self.adapter_slots,
         )
+        return soft_prompts.applied(self.soft_prompts, batch) if self.soft_prompts else batch
+
+
+class SoftPrompts(Protocol):
+    """Weights of soft prompts."""
+
+    def applied(self, shares: tuple[SoftPromptShare, ...], batch: ForwardBatch) -> ForwardBatch:
+        """Return a step's batch with the soft prompts of its rows."""
+        ...
 
 
 @attrs.frozen(eq=False)

@@ -19,7 +19,6 @@ from torch import Tensor
 from triolet.config.engine import DEVICE, EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.request.prompt_adapter import SoftPromptSupport
 from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, SampledToken, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
@@ -28,11 +27,9 @@ from triolet.model.input_batch import Row, RowTable, StepInput
 from triolet.model.interface import (
     BackgroundModel,
     CausalModel,
-    ForwardBatch,
     GreedyModel,
     GreedyRun,
     GreedyStep,
-    ModelSpec,
 )
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
@@ -44,12 +41,12 @@ from triolet.model.sampling.logits_processors import apply_bitmasks_
 from triolet.model.sampling.logprobs import prompt_logprobs
 from triolet.model.sampling.sampler import NO_SAMPLES, Samples, SamplingBatch, greedy_samples
 from triolet.model.sampling.sampling_row import SamplingRow
+from triolet.model.soft_prompts import SoftPromptBank, soft_prompt_support, with_failures
 from triolet.model.worker import Worker, call_worker, worker_class
 
 if TYPE_CHECKING:
     from triolet.core.worker_call import WorkerCall
     from triolet.model.adapters import AdapterBank
-    from triolet.model.soft_prompts import SoftPromptBank
 
 
 class ModelRunner:
@@ -88,7 +85,7 @@ class ModelRunner:
         self.profile: StepProfile | None = None
         self._adapters = adapters
         self._pooler = pooler
-        self._logprobs_mode = logprobs_mode
+        self._logprobs_mode, self._soft_prompts = logprobs_mode, SoftPromptBank(model.spec, device)
         self._greedy = model if isinstance(model, GreedyModel) else None
         self._background = model if isinstance(model, BackgroundModel) else None
         self._device = self.device = device
@@ -105,8 +102,6 @@ class ModelRunner:
             vocab_size=model.spec.vocab_size,
             device=device,
         )
-        self._soft_prompts: SoftPromptBank | None = None  # not before one is needed: most engines have none
-        self._soft_prompt_failures: tuple[RowFailure, ...] = ()
         self._batch_rows: tuple[Row, ...] = ()
         self._batch = SamplingBatch((), model.spec.vocab_size, device)
 
@@ -160,8 +155,7 @@ class ModelRunner:
         rows: tuple[RowResult, ...] = (*self.note(step.sampled, samples), *others)
         if self._adapters is not None and step.adapter_slots is not None:
             rows = self._with_failed_adapters(plan, rows)
-        if step.soft_prompts:
-            rows = _with_failures(rows, self._soft_prompt_failures)
+        rows = self._soft_prompts.with_failures(rows) if step.soft_prompts else rows
         self._note_profiled(plan, began_s, prepared_s)
         return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
 
@@ -202,7 +196,7 @@ class ModelRunner:
             return None
         self._background.prepare()  # the thread wakes up while the input is prepared
         step = self._take(plan)
-        batch = step.forward_batch(self._cache)
+        batch = step.forward_batch(self._cache, self._soft_prompts)
         run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
         return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
 
@@ -222,7 +216,7 @@ class ModelRunner:
             if row.adapter_slot is not None
             and (problem := self._adapters.failure(row.adapter_slot)) is not None
         ]
-        return _with_failures(rows, failures)
+        return with_failures(rows, failures)
 
     def _take(self, plan: StepPlan) -> StepInput:
         for adapter in plan.adapters:
@@ -243,7 +237,7 @@ class ModelRunner:
         if step.pooled:
             return self._compute_pooled(step)
         batch = self._batch_for(step.sampled)
-        inputs = self._forward_batch(step) if step.soft_prompts else step.forward_batch(self._cache)
+        inputs = step.forward_batch(self._cache, self._soft_prompts)
         masks = [row.mask for row in step.sampled]
         if (
             self._greedy is not None
@@ -258,24 +252,11 @@ class ModelRunner:
         self._note_computed()
         return self._sample(step, logits)
 
-    def _forward_batch(self, step: StepInput) -> ForwardBatch:
-        """Return the model's part of a step with soft prompts."""
-        if self._soft_prompts is None:
-            from triolet.model.soft_prompts import SoftPromptBank
-
-            support = soft_prompt_support(self._model.spec)
-            if support is None:
-                raise InvariantViolated("a soft prompt must not be admitted: the model takes none")
-            self._soft_prompts = SoftPromptBank(support, self._model.spec.dtype, self._device)
-        batch = step.forward_batch(self._cache)
-        batch, self._soft_prompt_failures = self._soft_prompts.apply(step.soft_prompts, batch)
-        return batch
-
     def _compute_pooled(self, step: StepInput) -> tuple[Samples, Sequence[RowResult]]:
         # The hidden states of all tokens, which both native decoders give: the C++ step with its head left out.
         if self._pooler is None:
             raise InvariantViolated("a pooled request must not be admitted: the model has no pooling")
-        inputs = self._forward_batch(step) if step.soft_prompts else step.forward_batch(self._cache)
+        inputs = step.forward_batch(self._cache, self._soft_prompts)
         if self._pooler.info.takes_token_types:
             inputs = attrs.evolve(inputs, token_type_ids=step.token_type_ids())
         hidden = self._model.forward(inputs)
@@ -375,20 +356,6 @@ class BackgroundRun:
     def halt(self) -> None:
         """End the run after the step that is being computed."""
         self._run.halt()
-
-
-def _with_failures(rows: tuple[RowResult, ...], failures: Sequence[RowFailure]) -> tuple[RowResult, ...]:
-    failed = {failure.epoch for failure in failures}
-    return (*[row for row in rows if row.epoch not in failed], *failures) if failed else rows
-
-
-def soft_prompt_support(spec: ModelSpec) -> SoftPromptSupport | None:
-    """Return the shapes that soft prompts must fit; None for a model that takes none."""
-    if spec.backend != "native":  # the others embed their tokens themselves
-        return None
-    return SoftPromptSupport(
-        spec.hidden_size, tuple((layer.num_kv_heads, layer.head_dim) for layer in spec.cache_layers)
-    )
 
 
 def _in_turn(rows: tuple[Row, ...]) -> Iterator[SamplingRow]:

@@ -11,6 +11,7 @@ Source: prompt tuning, arXiv 2104.08691; P-tuning, arXiv 2103.10385; prefix tuni
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -18,14 +19,29 @@ import torch
 from torch import Tensor
 
 from triolet.core.request.prompt_adapter import SoftPrompt, SoftPromptSupport
-from triolet.core.step_plan import RowFailure
+from triolet.core.step_plan import RowFailure, RowResult
 from triolet.errors import AdapterError
 from triolet.model.adapters import stored_tensor
 from triolet.model.folder.soft_prompt_files import read_soft_prompt
 from triolet.model.input_batch import SoftPromptShare
-from triolet.model.interface import ForwardBatch, InputEmbeddings
+from triolet.model.interface import ForwardBatch, InputEmbeddings, ModelSpec
 
 MAX_KEPT = 64  # soft prompts; one of 100 tokens of a large model takes 1 to 100 MB
+
+
+def soft_prompt_support(spec: ModelSpec) -> SoftPromptSupport | None:
+    """Return the shapes that soft prompts must fit; None for a model that takes none."""
+    if spec.backend != "native":  # the others embed their tokens themselves
+        return None
+    return SoftPromptSupport(
+        spec.hidden_size, tuple((layer.num_kv_heads, layer.head_dim) for layer in spec.cache_layers)
+    )
+
+
+def with_failures(rows: tuple[RowResult, ...], failures: Sequence[RowFailure]) -> tuple[RowResult, ...]:
+    """Put failures in the place of the results of the same rows."""
+    failed = {failure.epoch for failure in failures}
+    return (*[row for row in rows if row.epoch not in failed], *failures) if failed else rows
 
 
 @attrs.frozen(eq=False)
@@ -40,20 +56,18 @@ class SoftPromptBank:
     """Soft prompts of one model.
 
     Args:
-        support: shapes of the model.
-        dtype: of its activations.
+        spec: the model.
         device: of the model.
     """
 
-    def __init__(self, support: SoftPromptSupport, dtype: torch.dtype, device: torch.device) -> None:
-        self._support, self._dtype, self._device = support, dtype, device
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._support, self._dtype, self._device = soft_prompt_support(spec), spec.dtype, device
+        self._failures: list[RowFailure] = []  # of the step that is being computed
         self._kept: OrderedDict[str, _Weights] = OrderedDict()  # by digest, the latest last
 
-    def apply(
-        self, shares: tuple[SoftPromptShare, ...], batch: ForwardBatch
-    ) -> tuple[ForwardBatch, tuple[RowFailure, ...]]:
-        """Return the batch with the soft prompts of its rows, and the rows whose soft prompt cannot be read."""
-        failures: list[RowFailure] = []
+    def applied(self, shares: tuple[SoftPromptShare, ...], batch: ForwardBatch) -> ForwardBatch:
+        """Return a step's batch with the soft prompts of its rows."""
+        self._failures = []
         tokens: list[Tensor] = []
         values: list[Tensor] = []
         slots = batch.attention.slot_mapping.clone()
@@ -62,7 +76,7 @@ class SoftPromptBank:
                 weights = self._weights(share.soft_prompt)
             except AdapterError as error:
                 problem = f"prompt adapter {share.soft_prompt.name!r} could not be loaded: {error}"
-                failures.append(RowFailure(share.row.request_id, share.row.epoch, problem))
+                self._failures.append(RowFailure(share.row.request_id, share.row.epoch, problem))
                 continue
             place, part = (
                 slice(share.first, share.first + share.num_tokens),
@@ -80,11 +94,16 @@ class SoftPromptBank:
             batch,
             attention=attrs.evolve(batch.attention, slot_mapping=slots),
             embeddings=InputEmbeddings(torch.cat(tokens), torch.cat(values)) if tokens else None,
-        ), tuple(failures)
+        )
+
+    def with_failures(self, rows: tuple[RowResult, ...]) -> tuple[RowResult, ...]:
+        """Fail the rows of the step whose soft prompt could not be read."""
+        return with_failures(rows, self._failures)
 
     def _weights(self, soft_prompt: SoftPrompt) -> _Weights:
         digest = soft_prompt.digest
         if digest not in self._kept:
+            assert self._support is not None, "a soft prompt is not admitted where the model takes none"
             files = read_soft_prompt(Path(soft_prompt.path), self._support)
             if files.digest != digest:
                 raise AdapterError(soft_prompt.path, "has changed since it was loaded", "prompt_adapter")
@@ -97,6 +116,7 @@ class SoftPromptBank:
 
     def _layered(self, numbers: Tensor) -> _Weights:
         # Of each token: keys of the first layer, its values, keys of the second layer, and so on.
+        assert self._support is not None
         shapes = self._support.kv_shapes
         parts = numbers.split([heads * size for heads, size in shapes for _ in range(2)], dim=1)
         layers = [
