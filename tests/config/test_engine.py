@@ -155,6 +155,7 @@ FIELDS: dict[str, Any] = {
     "step_timeout": 2.5,
     "sleep_after": 90.0,
     "log_stats": False,
+    "allow_special_tokens": False,
     "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
     "trust_remote_code": True,
 }

@@ -28,6 +28,7 @@ from triolet.core.output.pooling_outputs import (
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import EngineDead as EngineDeadError
@@ -38,7 +39,6 @@ from triolet.errors import RequestFailed as EngineGenerateError
 if TYPE_CHECKING:
     from triolet.compat.async_facts import (
         EngineClient,
-        PromptAdapterRequest,
         PromptType,
         StatLoggerBase,
         UsageContext,
@@ -109,7 +109,7 @@ _ON_FIRST_USE = {
     "TextPieces": "generation",
     **dict.fromkeys(
         (
-            *("EngineClient", "PromptAdapterRequest", "PromptType"),
+            *("EngineClient", "PromptType"),
             *("StatLoggerBase", "UsageContext", "VllmConfig"),
         ),
         "async_facts",

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from enum import StrEnum
 from typing import Any, TypeVar
 
-import attrs
 import trio
 
 from triolet.compat.facts import Facts
@@ -107,13 +106,3 @@ class UsageContext(StrEnum):
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
     OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
-
-
-@attrs.frozen
-class PromptAdapterRequest:
-    """Prompt adapter of a request; vLLM has dropped them, and a request with one is refused."""
-
-    prompt_adapter_name: str
-    prompt_adapter_id: int
-    prompt_adapter_local_path: str
-    prompt_adapter_num_virtual_tokens: int

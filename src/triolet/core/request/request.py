@@ -83,16 +83,17 @@ class Request:
     arrival_s: float = 0.0  # when it was admitted, monotonic seconds
     deadline_s: float = float("inf")  # when it ends with what it has, monotonic seconds; infinity for never
     queue_deadline_s: float = float("inf")  # when it ends if it has not been scheduled yet, monotonic seconds
+    # Tokens at the beginning of the prompt that the caller did not send, and does not see or pay.
+    num_virtual_tokens: int = attrs.field(init=False)
+
+    @num_virtual_tokens.default
+    def _count_virtual_tokens(self) -> int:
+        return 0 if self.soft_prompt is None else self.soft_prompt.num_virtual_tokens
 
     @property
     def task(self) -> RequestTask:
         """Kind of result."""
         return RequestTask.GENERATE if self.pooling is None else RequestTask.POOL
-
-    @property
-    def num_virtual_tokens(self) -> int:
-        """Tokens at the beginning of the prompt that the caller did not send, and does not see or pay."""
-        return 0 if self.soft_prompt is None else self.soft_prompt.num_virtual_tokens
 
     @property
     def account(self) -> str | None:
