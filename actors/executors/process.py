@@ -12,6 +12,10 @@ what no longer fits.
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
     one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
 
+A fresh process needs seconds to import torch. Where a reply takes a third of the time after which the process counts
+as hung, a standby process is started: it imports the same modules and waits. It replaces the process that is killed. If
+the reply comes after all, the standby is ended a few seconds later.
+
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
 waits for that, before it loads.
 """
@@ -19,6 +23,7 @@ waits for that, before it loads.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -44,6 +49,7 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
+    ResourceShortage,
     RunnerDied,
     RunnerFailed,
     UnsupportedFeature,
@@ -57,6 +63,7 @@ from triolet.ipc.messages import (
     CallWorker,
     FrameReader,
     Halt,
+    ImportModules,
     PrepareAdapter,
     Reply,
     Request,
@@ -103,6 +110,8 @@ MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without 
 # A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
 # and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
 # no limit: it may compile kernels, and the operator watches it.
+SUSPICION = 1 / 3  # of such a limit, after which a standby process is started
+STANDBY_S = 10.0  # how long one is kept after the reply; slow ones often come in series
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
@@ -119,6 +128,7 @@ class ProcessExecutor:
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
+        self._standby = Standby(command)
         self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
@@ -136,12 +146,18 @@ class ProcessExecutor:
         """
         self._hang_limit = HangLimit(self._config.step_timeout)
         self._unsent.clear()
-        process = RunnerProcess.spawn(self._command)
+        process = self._standby.take() or RunnerProcess.spawn(self._command)
+        is_replaced = False
         try:
             async with process.running() as self._process:
                 yield
+        except RunnerDied:
+            is_replaced = True
+            raise
         finally:
             self._process, self._former = None, process
+            if not is_replaced:
+                await self._standby.end()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """Load the model; only the loads up to the first that succeeds are reported.
@@ -161,7 +177,7 @@ class ProcessExecutor:
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of the memory
             await process.ask(config if self._folder is None else with_weights(config, self._folder))
-            while isinstance(reply := await process.reply(), LoadProgress):
+            while isinstance(reply := await self._reply(process, limit_s), LoadProgress):
                 process.allow(limit_s)
                 silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()
                 if not self._load_silence.is_learned and reply.stage != IMPORTS:
@@ -173,6 +189,18 @@ class ProcessExecutor:
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
         return reply
+
+    async def _reply(self, process: RunnerProcess, limit_s: float | None) -> Reply:
+        """Receive the next reply; start a standby process if it takes so long that it may never come."""
+        if limit_s is not None:
+            with trio.move_on_after(limit_s * SUSPICION):
+                return await process.reply()
+            self._standby.start()
+            try:
+                return await process.reply()
+            finally:
+                self._standby.expire()
+        return await process.reply()
 
     def _load_silence_limit_s(self) -> float | None:
         return None if self._config.step_timeout is None else self._load_silence.limit_s()
@@ -202,7 +230,9 @@ class ProcessExecutor:
             await process.ask(plan)
             self._is_running = True
             try:
-                while isinstance(reply := await process.reply(), StepResult) and not reply.is_last:
+                while (
+                    isinstance(reply := await self._reply(process, limit_s), StepResult) and not reply.is_last
+                ):
                     _check(reply, plan)
                     self._hang_limit.observe(kind, trio.current_time() - began_s)
                     began_s = trio.current_time()
@@ -308,6 +338,59 @@ def _check(reply: Reply, plan: StepPlan) -> None:
         raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
     if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
         raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
+
+
+class Standby:
+    """Process that has imported what a load needs and holds no model; none at most times.
+
+    Args:
+        command: starts the process.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+        self._process: RunnerProcess | None = None
+        self._use = trio.CancelScope()
+
+    def start(self) -> None:
+        """Start the process unless there is one; where there is no room for one there is none."""
+        if self._process is None:
+            with suppress(ResourceShortage, OSError):
+                self._process = RunnerProcess.spawn(self._command)
+                self._process.post(ImportModules())
+                self._use = trio.CancelScope()
+                trio.lowlevel.spawn_system_task(self._end_unused, self._process, self._use)
+        self._use.deadline = math.inf
+
+    def expire(self) -> None:
+        """Let the process end unless it is taken soon."""
+        self._use.deadline = trio.current_time() + STANDBY_S
+
+    def take(self) -> RunnerProcess | None:
+        """Give the process away, if there is one that lives."""
+        process, self._process = self._process, None
+        self._use.cancel()
+        if process is None or process.is_alive:
+            return process
+        process.discard()
+        return None
+
+    async def end(self) -> None:
+        """End the process, if there is one, and wait until it has gone."""
+        if (process := self.take()) is not None:
+            process.discard()
+            with trio.CancelScope(shield=True):
+                await process.gone()
+
+    async def _end_unused(self, process: RunnerProcess, use: trio.CancelScope) -> None:
+        # a system task, since a killed process ends the scope of the executor before the next one takes this
+        try:
+            with use:
+                await trio.sleep_forever()
+        finally:  # also if all of Trio ends first
+            if self._process is process:
+                self._process = None
+                process.discard()
 
 
 @attrs.define(eq=False)
@@ -433,7 +516,7 @@ class RunnerProcess:
         """Send a `Halt`, after a plan."""
         self.post(Halt())
 
-    def post(self, message: Halt | PrepareAdapter) -> bool:
+    def post(self, message: Halt | PrepareAdapter | ImportModules) -> bool:
         """Send a request that is not answered, and may come at any time but while another one is being sent.
 
         Returns:
@@ -460,6 +543,19 @@ class RunnerProcess:
     async def gone(self) -> None:
         """Wait until the system has freed what the process held."""
         await self._exited.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the system says that it has ended."""
+        return self._popen.poll() is None
+
+    def discard(self) -> None:
+        """Kill a process that was never `running()`, and close what belongs to it."""
+        self._popen.kill()
+        for stream in (self._requests, self._replies, self._errors):
+            stream.close()
+        os.close(self._lifeline)
+        trio.lowlevel.spawn_system_task(self._reap)  # the system takes a while to free its memory
 
     async def _watch(self) -> None:
         """Wait for the end of the lifeline, whatever else is cancelled."""

@@ -6,6 +6,7 @@
                          Halt           end the run                                  Failure        it raised
                          PrepareAdapter read this adapter, meanwhile
                          CallWorker     call this method                             CallAnswer     it has ended
+                         ImportModules  import what a load needs                     LoadProgress   on the way
 
 A run is answered with a `StepResult` for each step, and a `Halt` with nothing: one that comes too late is about a run
 that is over. A `PrepareAdapter` is answered with nothing either, and ends a run as a `Halt` does.
@@ -357,7 +358,12 @@ class CallAnswer:
     failure: Failure | None = None
 
 
-Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker
+@attrs.frozen
+class ImportModules:
+    """Request to import the modules that every load needs; it has no answer of its own."""
+
+
+Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker | ImportModules
 Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure
 
 
@@ -417,7 +423,7 @@ class Way(Generic[M]):
             yield self.unpack(payload)
 
 
-_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker)
+_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker, ImportModules)
 _REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 

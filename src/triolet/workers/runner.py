@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import importlib
 import itertools
 import os
 import queue
@@ -26,7 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn, Protocol
 
@@ -40,7 +41,16 @@ from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, steps_of
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
-from triolet.ipc.messages import REPLIES, REQUESTS, CallAnswer, CallWorker, PrepareAdapter, Reply, Request
+from triolet.ipc.messages import (
+    REPLIES,
+    REQUESTS,
+    CallAnswer,
+    CallWorker,
+    ImportModules,
+    PrepareAdapter,
+    Reply,
+    Request,
+)
 from triolet.ipc.values import pack_value, unpack_value
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
@@ -116,18 +126,19 @@ class FdTransport:
         return self.requests_fd
 
 
-def serve(load: Load, transport: Transport) -> NoReturn:
+def serve(load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None = None) -> NoReturn:
     """Load a model, compute plans until the requests end, and end the process.
 
     Args:
         load: makes the runner; its exceptions, like those of the runner, are sent as a reply and end the process.
         transport: to the engine.
+        prepare: imports what `load` will need.
     """
     try:
         with typed_shortages("starting the model runner"):
             _die_with_parent(transport.fileno())
         faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
-        for reply in _replies(load, transport):
+        for reply in _replies(load, transport, prepare):
             transport.reply(reply)
     except BrokenPipeError:
         _leave(0)  # the engine has gone
@@ -144,7 +155,9 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
+def _replies(
+    load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None
+) -> Iterator[Reply]:
     runner: StepRunner | None = None
     for request in transport.requests():
         if isinstance(request, EngineConfig):
@@ -158,6 +171,10 @@ def _replies(load: Load, transport: Transport) -> Iterator[Reply]:
         elif runner is not None and isinstance(request, StepPlan):
             # A request that comes while a plan is computed is a Halt, or an adapter that the next plan may need.
             yield from steps_of(request, runner.execute, transport.has_request)
+        elif isinstance(request, ImportModules):
+            if prepare is not None:
+                with suppress(Exception):  # the load raises it again, to an engine that waits for a reply
+                    prepare(transport.reply)
         elif isinstance(request, CallWorker):
             yield _answer(runner, request)
         elif isinstance(request, PrepareAdapter) and isinstance(runner, AdapterRunner):
@@ -291,6 +308,12 @@ def imports_reported(on_progress: OnProgress) -> Iterator[None]:
         sys.meta_path.remove(reporter)
 
 
+def import_model_code(on_progress: OnProgress) -> None:
+    """Import torch, and the modules of the model."""
+    with imports_reported(on_progress):
+        importlib.import_module("triolet.model.runner")
+
+
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
     """Load a real model; torch is first imported here."""
     with imports_reported(on_progress):
@@ -300,4 +323,4 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunne
 
 
 if __name__ == "__main__":
-    serve(load_model, FdTransport.take_over_standard_streams())
+    serve(load_model, FdTransport.take_over_standard_streams(), import_model_code)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from tests.actors.harness import LetterTokenizer, answer_of, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
-from triolet.actors.executors.process import MAX_LINE_BYTES, ProcessExecutor
+from triolet.actors.executors.process import MAX_LINE_BYTES, ProcessExecutor, RunnerProcess
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress
 from triolet.core.recovery import recovery_state
@@ -51,7 +51,7 @@ from triolet.errors import (
     RunnerDied,
     RunnerFailed,
 )
-from triolet.ipc.messages import REPLIES, REQUESTS, Reply, Request
+from triolet.ipc.messages import REPLIES, REQUESTS, ImportModules, Reply, Request
 from triolet.workers import runner
 
 SOON_S = 30.0  # on a machine that is busy with other things; nothing takes this long when all is well
@@ -358,6 +358,85 @@ async def test_what_a_life_has_learned_of_its_steps_ends_with_it(monkeypatch: py
     assert executor._hang_limit.limit_s(kind) == recovery_state.MIN_LIMIT_S
     await long_life(executor, 2)
     assert executor._hang_limit.limit_s(kind) == 30.0
+
+
+async def jump_in_two(clock: MockClock, mark: Path, is_suspected: Callable[[], object]) -> None:
+    """Let the time of a hang pass until it is suspected, and then the rest of it."""
+    await jump_when_it_hangs(clock, mark, 11.0)
+    while not is_suspected():
+        await wait_all_tasks_blocked(0.01)
+    clock.jump(20.0)
+
+
+async def test_a_process_that_hangs_is_replaced_by_one_that_was_started_when_it_was_suspected(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    executor = executor_that("hang", 1, tmp_path / "mark", step_timeout=30.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: executor._standby._process)
+        assert (await death_of(executor, first_step())).is_hang
+    standby = executor._standby._process
+    assert standby is not None
+    async with executor.running():
+        assert executor._here() is standby
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+    await standby.gone()
+    assert executor._standby._process is None
+
+
+async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_needed(
+    mock_clock: MockClock,
+) -> None:
+    executor = executor_that()
+    async with executor.running():
+        executor._standby.start()
+        standby = executor._standby._process
+        assert standby is not None
+        mock_clock.jump(60.0)  # a step that is suspected may have a long time left
+        await wait_all_tasks_blocked()
+        assert executor._standby._process is standby
+        executor._standby.expire()
+        mock_clock.jump(process_runner.STANDBY_S)
+        await standby.gone()
+        executor._standby.start()
+        second = executor._standby._process
+        assert second is not None
+        assert second is not standby
+    await second.gone()  # with the executor's scope
+
+
+async def test_without_room_for_a_second_process_a_hang_is_healed_with_a_fresh_one(
+    tmp_path: Path, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(standby: process_runner.Standby) -> None:
+        tried.append(standby)
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", raising(OSError(errno.EAGAIN, ""), 0, subprocess.Popen))
+            kept(standby)
+
+    kept = process_runner.Standby.start
+    tried: list[object] = []
+    executor = executor_that("hang", 1, tmp_path / "mark", step_timeout=30.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: tried)
+        monkeypatch.setattr(process_runner.Standby, "start", start)
+        assert (await death_of(executor, first_step())).is_hang
+    monkeypatch.undo()
+    assert await life(executor, first_step())
+
+
+@pytest.mark.slow
+async def test_a_standby_process_imports_the_modules_of_a_load() -> None:
+    process = RunnerProcess.spawn(process_runner.WORKER)
+    async with process.running(), process.conversation(None, ""):
+        process.post(ImportModules())
+        reply = await process.reply()
+        assert isinstance(reply, LoadProgress)
+        assert reply.stage == IMPORTS
+        maps = Path(f"/proc/{process._popen.pid}/maps")
+        while b"torch" not in maps.read_bytes():  # noqa: ASYNC110, ASYNC240 - another process changes it
+            await trio.sleep(0.05)
 
 
 async def test_a_later_load_that_makes_no_progress_is_killed(
