@@ -69,7 +69,7 @@ EXCEPTIONS = {
     "triolet.actors.prompt_adapters": words("triolet.model"),  # and those of soft prompts
     "triolet.engine.weights": words("triolet.model"),  # checks folders of new weights
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
-    "triolet.actors.executors.process": words("triolet.model"),  # writes tensors as bytes
+    "triolet.actors.executors.call_frames": words("triolet.model"),  # writes tensors as bytes
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
     "triolet.model.gguf.library": words("gguf"),  # an optional package, for writing
     "triolet.model.gguf.writer": words("gguf"),

@@ -23,7 +23,6 @@ waits for that, before it loads.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import select
 import signal
@@ -31,12 +30,15 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
+from triolet.actors.executors.call_frames import packed_call, value_of
 from triolet.actors.executors.contract import Tell, with_kv_cache, with_weights
+from triolet.actors.executors.standby import Standby
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, step_kind
@@ -49,10 +51,8 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
-    ResourceShortage,
     RunnerDied,
     RunnerFailed,
-    UnsupportedFeature,
 )
 from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild, rebuild_call_error
@@ -60,7 +60,6 @@ from triolet.ipc.messages import (
     REPLIES,
     REQUESTS,
     CallAnswer,
-    CallWorker,
     FrameReader,
     Halt,
     ImportModules,
@@ -68,7 +67,6 @@ from triolet.ipc.messages import (
     Reply,
     Request,
 )
-from triolet.ipc.values import pack_value, unpack_value
 
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
 
@@ -111,7 +109,6 @@ MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without 
 # and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
 # no limit: it may compile kernels, and the operator watches it.
 SUSPICION = 1 / 3  # of such a limit, after which a standby process is started
-STANDBY_S = 10.0  # how long one is kept after the reply; slow ones often come in series
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
 
 
@@ -128,7 +125,7 @@ class ProcessExecutor:
         self._command = tuple(command)
         self._process: RunnerProcess | None = None
         self._former: RunnerProcess | None = None
-        self._standby = Standby(command)
+        self._standby = Standby(partial(RunnerProcess.spawn, self._command))
         self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
@@ -146,7 +143,9 @@ class ProcessExecutor:
         """
         self._hang_limit = HangLimit(self._config.step_timeout)
         self._unsent.clear()
-        process = self._standby.take() or RunnerProcess.spawn(self._command)
+        # Asked for only if there is one: a process that is killed has none.
+        standby = None if self._standby.process is None else self._standby.take()
+        process = standby or RunnerProcess.spawn(self._command)
         is_replaced = False
         try:
             async with process.running() as self._process:
@@ -156,7 +155,7 @@ class ProcessExecutor:
             raise
         finally:
             self._process, self._former = None, process
-            if not is_replaced:
+            if not is_replaced and self._standby.process is not None:
                 await self._standby.end()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
@@ -260,7 +259,7 @@ class ProcessExecutor:
         """Call the worker; see `Executor.call`. What cannot cross the pipe is an error of the call."""
         process = self._here()
         try:
-            request = _packed_call(call)
+            request = packed_call(call)
         except InvalidRequest as error:
             await trio.lowlevel.checkpoint()
             return WorkerOutcome(error=error)
@@ -275,7 +274,7 @@ class ProcessExecutor:
             raise rebuild(reply, otherwise=RunnerFailed)
         if reply.failure is not None:
             return WorkerOutcome(error=rebuild_call_error(reply.failure))
-        return WorkerOutcome(unpack_value(reply.value, _tensor_of))
+        return WorkerOutcome(value_of(reply))
 
     def use_weights(self, folder: str | None) -> None:
         self._folder = folder
@@ -294,103 +293,11 @@ class ProcessExecutor:
         return self._process
 
 
-def _packed_call(call: WorkerCall) -> CallWorker:
-    """Return the message of a call.
-
-    Raises:
-        UnsupportedFeature: the target is a callable of this process.
-        InvalidRequest: an argument cannot cross the pipe, or all are too long for it.
-    """
-    if not isinstance(call.target, str):
-        raise UnsupportedFeature(
-            f"{call.name} is not sent to the model runner's process, since code does not cross its pipe: name a method "
-            "of worker_extension, or a function as module:function",
-            field="method",
-            got=call.target,
-        )
-    try:
-        arguments = pack_value([list(call.args), dict(call.kwargs)], _tensor_bytes)
-        request = CallWorker(call.target, call.is_on_model, arguments)
-        REQUESTS.pack(request)  # a frame that is too long is refused here, while the process still waits
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(
-            f"args and kwargs must be plain values and tensors that fit into a message; {error}", field="args"
-        ) from error
-    return request
-
-
-def _tensor_bytes(value: object) -> bytes | None:
-    if "torch" not in sys.modules:  # it takes a second to import, and nothing can be a tensor before
-        return None
-    from triolet.model.tensor_bytes import tensor_bytes
-
-    return tensor_bytes(value)
-
-
-def _tensor_of(data: bytes) -> object:
-    from triolet.model.tensor_bytes import tensor_of
-
-    return tensor_of(data)
-
-
 def _check(reply: Reply, plan: StepPlan) -> None:
     if not isinstance(reply, StepResult | Failure):
         raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
     if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
         raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
-
-
-class Standby:
-    """Process that has imported what a load needs and holds no model; none at most times.
-
-    Args:
-        command: starts the process.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = tuple(command)
-        self._process: RunnerProcess | None = None
-        self._use = trio.CancelScope()
-
-    def start(self) -> None:
-        """Start the process unless there is one; where there is no room for one there is none."""
-        if self._process is None:
-            with suppress(ResourceShortage, OSError):
-                self._process = RunnerProcess.spawn(self._command)
-                self._process.post(ImportModules())
-                self._use = trio.CancelScope()
-                trio.lowlevel.spawn_system_task(self._end_unused, self._process, self._use)
-        self._use.deadline = math.inf
-
-    def expire(self) -> None:
-        """Let the process end unless it is taken soon."""
-        self._use.deadline = trio.current_time() + STANDBY_S
-
-    def take(self) -> RunnerProcess | None:
-        """Give the process away, if there is one that lives."""
-        process, self._process = self._process, None
-        self._use.cancel()
-        if process is None or process.is_alive:
-            return process
-        process.discard()
-        return None
-
-    async def end(self) -> None:
-        """End the process, if there is one, and wait until it has gone."""
-        if (process := self.take()) is not None:
-            process.discard()
-            with trio.CancelScope(shield=True):
-                await process.gone()
-
-    async def _end_unused(self, process: RunnerProcess, use: trio.CancelScope) -> None:
-        # a system task, since a killed process ends the scope of the executor before the next one takes this
-        try:
-            with use:
-                await trio.sleep_forever()
-        finally:  # also if all of Trio ends first
-            if self._process is process:
-                self._process = None
-                process.discard()
 
 
 @attrs.define(eq=False)

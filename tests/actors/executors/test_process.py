@@ -37,6 +37,7 @@ from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
 from triolet.actors.executors.process import MAX_LINE_BYTES, ProcessExecutor, RunnerProcess
+from triolet.actors.executors.standby import STANDBY_S, Standby
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress
 from triolet.core.recovery import recovery_state
@@ -373,16 +374,16 @@ async def test_a_process_that_hangs_is_replaced_by_one_that_was_started_when_it_
 ) -> None:
     executor = executor_that("hang", 1, tmp_path / "mark", step_timeout=30.0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: executor._standby._process)
+        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: executor._standby.process)
         assert (await death_of(executor, first_step())).is_hang
-    standby = executor._standby._process
+    standby = executor._standby.process
     assert standby is not None
     async with executor.running():
         assert executor._here() is standby
         await executor.start(ignore)
         await executor.execute(first_step(), unexpected)
     await standby.gone()
-    assert executor._standby._process is None
+    assert executor._standby.process is None
 
 
 async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_needed(
@@ -391,16 +392,16 @@ async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_n
     executor = executor_that()
     async with executor.running():
         executor._standby.start()
-        standby = executor._standby._process
+        standby = executor._standby.process
         assert standby is not None
         mock_clock.jump(60.0)  # a step that is suspected may have a long time left
         await wait_all_tasks_blocked()
-        assert executor._standby._process is standby
+        assert executor._standby.process is standby
         executor._standby.expire()
-        mock_clock.jump(process_runner.STANDBY_S)
+        mock_clock.jump(STANDBY_S)
         await standby.gone()
         executor._standby.start()
-        second = executor._standby._process
+        second = executor._standby.process
         assert second is not None
         assert second is not standby
     await second.gone()  # with the executor's scope
@@ -409,18 +410,18 @@ async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_n
 async def test_without_room_for_a_second_process_a_hang_is_healed_with_a_fresh_one(
     tmp_path: Path, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(standby: process_runner.Standby) -> None:
+    def start(standby: Standby[Any]) -> None:
         tried.append(standby)
         with monkeypatch.context() as patch:
             patch.setattr(subprocess, "Popen", raising(OSError(errno.EAGAIN, ""), 0, subprocess.Popen))
             kept(standby)
 
-    kept = process_runner.Standby.start
+    kept = Standby.start
     tried: list[object] = []
     executor = executor_that("hang", 1, tmp_path / "mark", step_timeout=30.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: tried)
-        monkeypatch.setattr(process_runner.Standby, "start", start)
+        monkeypatch.setattr(Standby, "start", start)
         assert (await death_of(executor, first_step())).is_hang
     monkeypatch.undo()
     assert await life(executor, first_step())
