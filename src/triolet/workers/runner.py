@@ -156,7 +156,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def _replies(
-    load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None
+    load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None = None
 ) -> Iterator[Reply]:
     runner: StepRunner | None = None
     for request in transport.requests():

@@ -295,7 +295,7 @@ def limits_of(
     info = SimpleNamespace(
         device=device, num_kv_blocks=100, block_size=16, max_model_len=1000, pooling=None, adapters=adapters
     )
-    return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key")
+    return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key", weight_version=3)
 
 
 def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() -> None:
@@ -304,6 +304,7 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
         "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
         "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
         "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False, "max_adapters": 0,
+        "weight_version": 3,
     }  # fmt: skip
     assert limits_of(speculative="none").num_speculative_tokens == 0
     assert limits_of(adapters=AdapterSupport((), "", 8)).max_adapters == 2
