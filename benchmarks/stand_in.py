@@ -60,3 +60,9 @@ class StandIn:
 
     def halt(self) -> None:
         """End every run after its first step."""
+
+    def use_weights(self, folder: str | None) -> None:
+        """Take other weights: there are none."""
+
+    def forget_model(self) -> None:
+        """Free nothing."""
