@@ -8,12 +8,17 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from itertools import chain
 
 import attrs
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from tests.source_tree import SRC, package_modules, parse, where
+from tests.source_tree import ROOT, SRC, package_modules, parse, where
 
 
 def words(text: str) -> frozenset[str]:
@@ -48,7 +53,7 @@ LAYERS = {
     "aio": Layer("trio", "bridge engine core ipc config errors"),
     "blocking": Layer("trio", "bridge engine core ipc config errors"),
     # Engines for the tests of other programs.
-    "testing": Layer("attrs trio pytest", "aio blocking bridge engine actors model nano core config errors"),
+    "testing": Layer("attrs trio", "aio blocking bridge engine actors model nano core config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
     "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
     "server": Layer("attrs trio msgpack", "triolet engine protocol observability ipc core config errors"),
@@ -74,6 +79,7 @@ EXCEPTIONS = {
     "triolet.model.gguf.library": words("gguf"),  # an optional package, for writing
     "triolet.model.gguf.writer": words("gguf"),
     "triolet.model.gguf.write_tokenizer": words("gguf"),
+    "triolet.testing.fixtures": words("pytest"),  # a plugin of pytest, loaded by pytest alone
     "triolet.server.routes": words("starlette"),
     "triolet.server.models.routing": words("starlette"),
     "triolet.server.responses": words("trio_websocket"),
@@ -149,6 +155,26 @@ def is_allowed(found: Import) -> bool:
 
 def test_every_module_belongs_to_a_layer() -> None:
     assert {layer_of(module) for module, _ in package_modules()} <= LAYERS.keys() | FREE_LAYERS
+
+
+def test_no_module_needs_the_package_of_an_extra_to_be_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required, optional = (
+        {canonicalize_name(Requirement(line).name) for line in lines}
+        for lines in (project["dependencies"], chain.from_iterable(project["optional-dependencies"].values()))
+    )
+    distributions = {
+        module: {canonicalize_name(name) for name in names}
+        for module, names in packages_distributions().items()
+    }
+    needed = [
+        (module, target)
+        for module, path in package_modules()
+        for statement in parse(path).body
+        for target in imported_modules(statement, [])
+        if distributions.get(target.split(".")[0], set()) & (optional - required)
+    ]
+    assert needed == [("triolet.testing.fixtures", "pytest")]
 
 
 def test_every_import_stays_within_its_layer() -> None:
