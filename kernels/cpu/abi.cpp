@@ -16,7 +16,7 @@ namespace {
 #define BLOCK_PANEL(_) _(blocks), _(format), _(inputs)
 #define LINEAR(_) \
   _(weights), _(bias), _(scales), _(zero_point_offsets), _(panels), _(num_out), _(num_in), _(bits), _(gated)
-#define ARGMAX_FILTER(_) _(int8), _(bounds)
+#define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
       _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)

@@ -39,7 +39,7 @@ class LinearStruct(ctypes.Structure):
 class ArgmaxFilterStruct(ctypes.Structure):
     """`ArgmaxFilter` in sampling/argmax_candidates.h."""
 
-    _fields_ = (("int8", LinearStruct), ("bounds", _P))
+    _fields_ = (("int8", LinearStruct), ("bounds", _P), ("max_rows", _I))
 
 
 class LayerStruct(ctypes.Structure):

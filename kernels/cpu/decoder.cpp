@@ -46,7 +46,7 @@ struct Workspace {
   float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
   Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
   float* shrunk;                                    // [rows, shrunk_width]: A x of the rows that have adapters
-  float* wide;                                // widened inputs of layers with quantised blocks
+  float* wide;                                // widened inputs, see widens_inputs
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
@@ -71,19 +71,26 @@ struct Workspace {
                         return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
                       });
     if (step.adapter_slots) group_adapters();
-    if (!step.logits) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
+    if (finds_argmax()) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     if (uses_argmax_filter()) candidates.resize(argmaxes.size());
     reserve();
   }
 
+  // Return whether the largest logits are asked for, and not all of them.
+  bool finds_argmax() const { return !step.logits && step.max_logits; }
+
   // Return whether only the logits that can be the largest are computed.
   bool uses_argmax_filter() const {
     // the filter's bounds are those of the plain head
-    return !step.logits && model.argmax_filter.int8.weights && !adapted_logits.max_rank(HEAD_LAYER);
+    const ArgmaxFilter& filter = model.argmax_filter;
+    return finds_argmax() && filter.int8.weights && step.num_logits <= filter.max_rows &&
+           !adapted_logits.max_rank(HEAD_LAYER);
   }
 
-  // Return whether any layer has quantised blocks.
-  bool uses_blocks() const {
+  // Return whether inputs of a layer are widened to float32.
+  bool widens_inputs() const {
+    if constexpr (std::is_same_v<T, float>) return false;
+    if constexpr (!std::is_same_v<typename InputsOf<T>::Type, T>) return true;
     auto has_blocks = [](const Layer& layer) {
       return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels;
     };
@@ -115,7 +122,7 @@ struct Workspace {
     const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
     const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
-    const size_t widened = sizeof(T) < sizeof(float) && uses_blocks() ? rows * widest : 0;
+    const size_t widened = widens_inputs() ? rows * widest : 0;
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
                                 num_estimated * (model.hidden / 2 + 3) + split + widened + rows * shrunk_width + 13 * 16);
     auto take = [&](size_t bytes) {
@@ -155,17 +162,20 @@ class Worker {
       return stage(step_.num_tokens,
                    [&](int token) { normalise(token, model_.final_norm, hidden + token * hidden_); });
     const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
-    if (shared_.uses_argmax_filter() && find_argmax(x)) return;
-    head(x);
+    score_all(x);
   }
 
-  // Compute the logits of normalised rows.
-  void head(const T* x) {
+  // Compute the head of rows that are an input of the step.
+  void only_head() { score_all(static_cast<const T*>(step_.hidden)); }
+
+ private:
+  // Compute the logits of normalised rows, or their argmax.
+  void score_all(const T* x) {
+    if (shared_.uses_argmax_filter() && find_argmax(x)) return;
     multiply_adapted(model_.head, HEAD_LAYER, x, step_.num_logits, shared_.adapted_logits,
                      [&](int row, int panel, const float* sums) { score(row, panel, sums); });
   }
 
- private:
   // Run the next stage: items [0, count).
   template <class Work>
   void stage(int64_t count, Work work) {
@@ -178,15 +188,27 @@ class Worker {
   void multiply(const Linear& linear, const T* x, int num_rows, Use use) {
     if (linear.panels) return multiply_blocks(linear, x, num_rows, use);
     if (linear.bits == 32) return multiply_bf16x3(linear, x, num_rows, use);
-    const Int8Rows int8_rows = linear.bits ? as_int8(linear, x, num_rows) : Int8Rows{};
+    if (linear.bits == 0) return multiply_plain(linear, x, num_rows, use);
+    const Int8Rows int8_rows = as_int8(linear, x, num_rows);
     panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
       auto use_here = [&](int row, const float* sums) { use(first + row, panel, sums); };
-      switch (linear.bits) {
-        case 4: return multiply_int4_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
-        case 8: return multiply_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
-        default: return multiply_panel(linear, panel, x + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in,
-                                      rows, use_here);
-      }
+      if (linear.bits == 4) return multiply_int4_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
+      multiply_panel(linear, panel, int8_rows.from(first, linear), rows, use_here);
+    });
+  }
+
+  // Compute a linear layer with weights in the model's dtype.
+  template <class Use>
+  void multiply_plain(const Linear& linear, const T* x, int num_rows, Use use) {
+    using Input = typename InputsOf<T>::Type;
+    const Input* inputs;
+    if constexpr (std::is_same_v<Input, T>)
+      inputs = x;
+    else
+      inputs = as_floats(linear, x, num_rows);
+    panel_stage(linear, num_rows, [&](int panel, int first, int rows) {
+      multiply_panel<T>(linear, panel, inputs + first * static_cast<ptrdiff_t>(linear.num_in), linear.num_in, rows,
+                        [&](int row, const float* sums) { use(first + row, panel, sums); });
     });
   }
 
@@ -259,7 +281,7 @@ class Worker {
 
   // Return the number of rows of a part; all parts have nearly the same size.
   int rows_of_part(int num_in, int num_rows) const {
-    const int fitting = std::max<int>(PART_BYTES / (num_in * sizeof(T)), 2 * ROW_BLOCK);
+    const int fitting = std::max<int>(PART_BYTES / (num_in * sizeof(typename InputsOf<T>::Type)), 2 * ROW_BLOCK);
     if (num_rows <= fitting && num_rows < MANY_TOKENS) return std::max(num_rows, 1);
     const int parts = round_up((num_rows + fitting - 1) / fitting, step_.num_threads);
     return round_up((num_rows + parts - 1) / parts, 2 * AMX_ROWS);
@@ -525,12 +547,16 @@ class Worker {
   int next_stage_ = 0;
 };
 
-template <class T>
-void run_step(const Model& model, const Step& step) {
+// Run `work` of a Worker in every thread; without logits, merge what the threads have found.
+template <class T, class Work>
+void run_threads(const Model& model, const Step& step, Work work) {
   Workspace<T> shared(model, step);
-  auto work = [&](int thread) { Worker<T>(shared, thread).run(); };
-  ThreadPool::of_this_thread().run(step.num_threads, work);
-  if (step.logits || step.hidden) return;
+  auto run_worker = [&](int thread) {
+    Worker<T> worker(shared, thread);
+    work(worker);
+  };
+  ThreadPool::of_this_thread().run(step.num_threads, run_worker);
+  if (!shared.finds_argmax()) return;
   for (int row = 0; row < step.num_logits; ++row) {
     Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
@@ -540,30 +566,25 @@ void run_step(const Model& model, const Step& step) {
   }
 }
 
-template <class T>
-void run_head(const Model& model, const Step& step) {
-  Workspace<T> shared(model, step);
-  auto work = [&](int thread) { Worker<T>(shared, thread).head(static_cast<const T*>(step.hidden)); };
-  ThreadPool::of_this_thread().run(step.num_threads, work);
-}
-
 }  // namespace
 
 // Enable AMX for the process and return whether it can be used. wanted: the CPU has AMX; Linux may still refuse it.
 EXPORT int32_t triolet_use_amx(int32_t wanted) { return request_amx(wanted); }
 
 EXPORT void triolet_step(const Model* model, const Step* step) {
+  auto work = [](auto& worker) { worker.run(); };
   if (model->dtype == 0)
-    run_step<float>(*model, *step);
+    run_threads<float>(*model, *step, work);
   else
-    run_step<BFloat16>(*model, *step);
+    run_threads<BFloat16>(*model, *step, work);
 }
 
 EXPORT void triolet_head(const Model* model, const Step* step) {
+  auto work = [](auto& worker) { worker.only_head(); };
   if (model->dtype == 0)
-    run_head<float>(*model, *step);
+    run_threads<float>(*model, *step, work);
   else
-    run_head<BFloat16>(*model, *step);
+    run_threads<BFloat16>(*model, *step, work);
 }
 
 // Wake the worker threads: a step will be run soon.

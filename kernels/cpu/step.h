@@ -52,6 +52,6 @@ struct MultiStepRun {
 
 EXPORT void triolet_step(const Model* model, const Step* step);
 
-// Compute only the head: logits [num_logits, vocab_size] of `hidden`, which is an input [num_logits, hidden] here;
-// `adapter_slots` is [num_logits] then.
+// Compute only the head: logits, or max_logits and argmax, of `hidden`, which is an input [num_logits, hidden] here and
+// of the model's dtype; `adapter_slots` is [num_logits] then.
 EXPORT void triolet_head(const Model* model, const Step* step);

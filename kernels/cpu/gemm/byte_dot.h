@@ -20,6 +20,15 @@ INLINE Ints dot_int16(Int16s a, Int16s b) {
 }
 #endif
 
+// What is added to signed bytes that are multiplied with signed weights, as the instructions want one side unsigned.
+// AVX2 moves the sign of the weights to the inputs instead: of products of bytes in [-128, 128] x [-127, 127] a pair
+// fits into int16.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int ZERO_POINT = 0;
+#else
+constexpr int ZERO_POINT = 128;
+#endif
+
 // sum += dot products of groups of 4 unsigned and 4 signed bytes.
 INLINE Ints dot_bytes(Ints sum, Words u8, Words i8) {
 #if defined(__AVX512VNNI__)
@@ -37,17 +46,48 @@ INLINE Ints dot_bytes(Ints sum, Words u8, Words i8) {
 #endif
 }
 
-// The same for unsigned bytes below 16.
-INLINE Ints dot_nibbles(Ints sum, Words nibbles, Words i8) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)  // below 16, sums of pairs of products fit into int16
-#if defined(__AVX512BW__)
-  const __m512i pairs = _mm512_maddubs_epi16(reinterpret_cast<__m512i>(nibbles), reinterpret_cast<__m512i>(i8));
+// Sums of dot products of groups of 4 unsigned bytes below 16 and 4 signed bytes.
+class NibbleSums {
+ public:
+  static constexpr int MAX_WORDS = 8;  // 16 products of at most 15 * 128 fit into int16
+
+  void add(Words nibbles, Words i8) {
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+    sums_ += reinterpret_cast<Numbers>(
+        _mm512_maddubs_epi16(reinterpret_cast<__m512i>(nibbles), reinterpret_cast<__m512i>(i8)));
+#elif defined(__AVX2__) && !defined(__AVX512VNNI__)
+    sums_ += reinterpret_cast<Numbers>(
+        _mm256_maddubs_epi16(reinterpret_cast<__m256i>(nibbles), reinterpret_cast<__m256i>(i8)));
 #else
-  const __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(nibbles), reinterpret_cast<__m256i>(i8));
+    sums_ = dot_bytes(sums_, nibbles, i8);
 #endif
-  return sum + dot_int16(reinterpret_cast<Int16s>(pairs), Int16s{} + 1);
+  }
+
+  Ints total() const {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    return dot_int16(sums_, Int16s{} + 1);
 #else
-  return dot_bytes(sum, nibbles, i8);
+    return sums_;
+#endif
+  }
+
+ private:
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+  typedef Int16s Numbers;
+#else
+  typedef Ints Numbers;
+#endif
+  Numbers sums_ = {};
+};
+
+// sum += dot products of groups of 4 signed bytes, to which ZERO_POINT has been added, and 4 weights.
+INLINE Ints dot_bytes_and_weights(Ints sum, Words x, Words weights) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i sizes = _mm256_abs_epi8(reinterpret_cast<__m256i>(weights));
+  const __m256i signed_x = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(weights));
+  return sum + dot_int16(reinterpret_cast<Int16s>(_mm256_maddubs_epi16(sizes, signed_x)), Int16s{} + 1);
+#else
+  return dot_bytes(sum, x, weights);
 #endif
 }
 

@@ -9,6 +9,7 @@
 
 #include "gemm/int8.h"
 
+static_assert(GROUP <= 4 * NibbleSums::MAX_WORDS, "the sums of a group are exact");
 constexpr int GROUP_BYTES = TILE_COLUMNS * (GROUP / 2 + 2);  // of a panel
 
 // Pack a weight [num_out, num_in] of 0 to 15 and its scales [num_out, num_in / GROUP] into panels.
@@ -54,11 +55,7 @@ INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* pan
       for (int line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(weights + AHEAD * GROUP_BYTES + line);
 #pragma GCC unroll 2
     for (int pair = 0; pair < TILE_VECTORS; pair += PAIR) {
-      Ints sum[ROWS][PAIR];
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 2
-        for (int j = 0; j < PAIR; ++j) sum[i][j] = Ints{} + zero_point_offsets[i * groups + group];
+      NibbleSums sum[ROWS][PAIR];
 #pragma GCC unroll 4
       for (int eight = 0; eight < GROUP / 8; ++eight) {
         Words low[PAIR], high[PAIR];
@@ -74,8 +71,10 @@ INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* pan
           const uint8_t* from = numbers + static_cast<ptrdiff_t>(i) * num_in + group * GROUP + 8 * eight;
           const Words first_four = Words{} + load_word(from), second_four = Words{} + load_word(from + 4);
 #pragma GCC unroll 2
-          for (int j = 0; j < PAIR; ++j)
-            sum[i][j] = dot_nibbles(dot_nibbles(sum[i][j], low[j], first_four), high[j], second_four);
+          for (int j = 0; j < PAIR; ++j) {
+            sum[i][j].add(low[j], first_four);
+            sum[i][j].add(high[j], second_four);
+          }
         }
       }
 #pragma GCC unroll 2
@@ -83,8 +82,10 @@ INLINE void int4_tile(const Int8Rows& x, int row, int num_in, const uint8_t* pan
         const uint8_t* from = weights + TILE_COLUMNS * (GROUP / 2) + (pair + j) * LANES * 2;
         const Floats scale = load(reinterpret_cast<const BFloat16*>(from));
 #pragma GCC unroll 8
-        for (int i = 0; i < ROWS; ++i)
-          total[i][pair + j] += __builtin_convertvector(sum[i][j], Floats) * (scale * scales[i * groups + group]);
+        for (int i = 0; i < ROWS; ++i) {
+          const Ints whole = sum[i][j].total() + zero_point_offsets[i * groups + group];
+          total[i][pair + j] += __builtin_convertvector(whole, Floats) * (scale * scales[i * groups + group]);
+        }
       }
     }
   }

@@ -1,15 +1,15 @@
 // Linear layers with int8 weights, a quarter of the bytes of float32: a scale for each output, and a dynamic scale for
 // each row of activations.
 //
-// Sums of products of bytes are exact in int32, so vectors, AMX and plain code give the same result. The instructions
-// (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with 128 added; what that adds to a
-// sum depends only on the weights and is subtracted: `Linear::zero_point_offsets`.
+// Sums of products of bytes are exact in int32, so vectors, AMX and plain code give the same result. Most instructions
+// (gemm/byte_dot.h) multiply unsigned by signed bytes, so activations are stored with ZERO_POINT = 128 added; what that
+// adds to a sum depends only on the weights and is subtracted: `Linear::zero_point_offsets`.
 
 #pragma once
 
 #include "gemm/linear.h"
 
-// Quantised activations. For int8 weights: unsigned with 128 added, a scale per row. For int4 weights: signed, a scale
+// Quantised activations. For int8 weights: with ZERO_POINT added, a scale per row. For int4 weights: signed, a scale
 // per group of a row.
 struct Int8Rows {
   uint8_t* numbers;             // [rows, num_in]
@@ -63,7 +63,7 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
   const int num_in = linear.num_in, groups = num_in / GROUP;
   uint8_t* numbers = to.numbers + static_cast<ptrdiff_t>(row) * num_in;
   if (linear.bits == 8) {
-    to.scales[row] = quantise(from, num_in, 128, numbers);
+    to.scales[row] = quantise(from, num_in, ZERO_POINT, numbers);
     return;
   }
   for (int group = 0; group < groups; ++group) {
@@ -90,7 +90,8 @@ INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, i
       alignas(64) float result[TILE_COLUMNS];
       for (int j = 0; j < TILE_COLUMNS; j += LANES) {
         const Ints sum = *reinterpret_cast<const Ints*>(sums + row * TILE_COLUMNS + j);
-        const Ints offset = *reinterpret_cast<const Ints*>(linear.zero_point_offsets + first + j);
+        const Ints offset =
+            ZERO_POINT ? *reinterpret_cast<const Ints*>(linear.zero_point_offsets + first + j) : Ints{};
         const Floats scale = load(linear.scales + first + j) * x.scales[block + row];
         const Floats product = __builtin_convertvector(sum - offset, Floats) * scale;
         store(result + j, linear.bias ? product + load(linear.bias + first + j) : product);

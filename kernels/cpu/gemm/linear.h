@@ -27,7 +27,7 @@ struct Linear {
   const void* weights;     // panels
   const float* bias;       // bias, scales and offsets are in the order of the packed outputs; null = none
   const float* scales;     // per output, of int8 weights
-  const int32_t* zero_point_offsets;  // 128 * sum of an output's weights: activations are stored with 128 added
+  const int32_t* zero_point_offsets;  // 128 * sum of an output's weights, for targets with that ZERO_POINT
   const BlockPanel* panels;           // of quantised blocks, one for each panel, instead of `weights`; else null
   int32_t num_out, num_in;
   int32_t bits;   // 0: the model's dtype, or blocks; 32: float32 in blocks (gemm/bf16x3.h); 8: int8; 4: int4, packed with scales
@@ -42,6 +42,7 @@ constexpr int GROUP = 32;  // inputs per scale of int4 weights
 
 constexpr int ROW_BLOCK = 16 * TILE_ROWS;  // rows with sums that stay in the L1 cache
 constexpr int AHEAD = 16;                  // prefetch distance in steps: measured, 4 to 8 rows take a third less time
+constexpr int WIDENED_DEPTH = 256;         // inputs of a bfloat16 panel that are widened at a time
 constexpr int DEPTH_BLOCK = 512;           // inputs of an int8 panel that stay in the L1 cache for a block of rows
 
 // The same 32 KiB for weights of any dtype; even.
@@ -116,8 +117,25 @@ INLINE Floats dot_add(Floats sum, Words weights, Words x) {
 #endif
 }
 
+// The type of inputs that bfloat16 weights are multiplied with: float32 where no instruction takes pairs of bfloat16,
+// so that the inputs are widened once for all panels and not once for each.
+#if defined(__AVX512BF16__)
+typedef BFloat16 BFloat16Inputs;
+#else
+typedef float BFloat16Inputs;
+#endif
+
+template <class T>
+struct InputsOf {
+  typedef T Type;
+};
+template <>
+struct InputsOf<BFloat16> {
+  typedef BFloat16Inputs Type;
+};
+
 // sum += dot products of groups of 4 bytes, in int32.
-INLINE Ints dot_add(Ints sum, Words weights, Words x) { return dot_bytes(sum, x, weights); }
+INLINE Ints dot_add(Ints sum, Words weights, Words x) { return dot_bytes_and_weights(sum, x, weights); }
 
 template <class Number>
 struct VectorOf;
@@ -162,6 +180,65 @@ INLINE void panel_tile(const X* x, ptrdiff_t x_row, const W* panel, ptrdiff_t st
     for (int j = 0; j < TILE_VECTORS; ++j) *place(i, j) = sum[i][j];
 }
 
+// The same for bfloat16 weights and widened inputs, with the same bits. The even inputs of a word come before the odd
+// ones, so that one vector of each strip is in a register at a time: both and the sums do not fit.
+template <int ROWS, int LINES>
+INLINE void panel_tile(const float* x, ptrdiff_t x_row, const BFloat16* panel, ptrdiff_t strip, const BFloat16* fetched,
+                       int depth, float* sums, bool add) {
+  Floats sum[ROWS][TILE_VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? load(sums + i * TILE_COLUMNS + j * LANES) : Floats{};
+  for (int k = 0; k < depth; k += 2) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      Floats weights[TILE_VECTORS];
+#pragma GCC unroll 4
+      for (int j = 0; j < TILE_VECTORS; ++j) {
+        const Words word = *reinterpret_cast<const volatile Words*>(panel + j * strip + k * LANES);
+        weights[j] = reinterpret_cast<Floats>(odd ? word & 0xffff0000u : word << 16);
+        if (!odd && j < LINES) __builtin_prefetch(fetched + j * strip + k * LANES);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] += weights[j] * x[i * x_row + k + odd];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; ++j) store(sums + i * TILE_COLUMNS + j * LANES, sum[i][j]);
+}
+
+// Widen inputs [first, first + depth) of a bfloat16 panel to a part of a float32 panel; `first` and `depth` are even.
+INLINE void widen_panel(const BFloat16* panel, int num_in, int first, int depth, float* to) {
+  for (int j = 0; j < TILE_VECTORS; ++j) {
+    const BFloat16* strip = panel + (static_cast<ptrdiff_t>(j) * num_in + first) * LANES;
+    float* column = to + j * LANES;
+    for (int k = 0; k < depth; k += 2) {
+      const Words both = *reinterpret_cast<const Words*>(strip + k * LANES);
+      __builtin_prefetch(strip + (k + WIDENED_DEPTH) * LANES);
+      store(column + k * TILE_COLUMNS, reinterpret_cast<Floats>(both << 16));
+      store(column + (k + 1) * TILE_COLUMNS, reinterpret_cast<Floats>(both & 0xffff0000u));
+    }
+  }
+}
+
+// Add the inputs of a bfloat16 panel to the sums of many rows: it is widened once for all of them, in parts.
+__attribute__((noinline)) static void add_widened_inputs(const float* x, ptrdiff_t x_row, const BFloat16* panel,
+                                                         int num_in, int rows, float* sums) {
+  alignas(64) float part[WIDENED_DEPTH * TILE_COLUMNS];
+  for (int k = 0; k < num_in; k += WIDENED_DEPTH) {
+    const int depth = std::min(WIDENED_DEPTH, num_in - k);
+    widen_panel(panel, num_in, k, depth, part);
+    in_groups(rows, [&](auto size, int first) {
+      panel_tile<size.value, 0>(x + first * x_row + k, x_row, part, 0, part, depth, sums + first * TILE_COLUMNS, k > 0);
+    });
+  }
+}
+
 // Add the inputs from `done` on to the sums of the inputs before. The first rows of a `cold` panel prefetch it from
 // memory; later rows find it in the cache and prefetch the next panel.
 template <class X, class W, class Sum>
@@ -169,6 +246,8 @@ __attribute__((noinline)) static void add_inputs(const X* x, ptrdiff_t x_row, co
                                                  int rows, bool cold, Sum* sums) {
   constexpr int PER_WORD = inputs_per_word(W{});
   const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  if constexpr (sizeof(X) > sizeof(W))
+    if (groups > 4) return add_widened_inputs(x, x_row, panel, num_in, rows, sums);
   // One group of rows reads the panel once: no blocking.
   const int depth_block = groups == 1 ? num_in : DEPTH_BLOCK_OF<W>;
   for (int k = done; k < num_in; k += depth_block)
@@ -215,14 +294,15 @@ INLINE void use_rows(const Linear& linear, int panel, int first, int rows, float
 }
 
 // Compute one panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
-template <class T, class Use>
-INLINE void multiply_panel(const Linear& linear, int panel, const T* x, ptrdiff_t x_row, int num_rows, Use use) {
+// W: dtype of the weights; `x` is of InputsOf<W>.
+template <class W, class X, class Use>
+INLINE void multiply_panel(const Linear& linear, int panel, const X* x, ptrdiff_t x_row, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
   const int num_in = linear.num_in;
-  const T* weights = static_cast<const T*>(linear.weights) + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
+  const W* weights = static_cast<const W*>(linear.weights) + static_cast<ptrdiff_t>(panel) * TILE_COLUMNS * num_in;
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
-    const T* from = x + block * x_row;
+    const X* from = x + block * x_row;
     const int done = leading_inputs(from, x_row, weights, num_in, rows, block, sums);
     add_inputs(from, x_row, weights, num_in, done, rows, block == 0, sums);
     use_rows(linear, panel, block, rows, sums, use);

@@ -22,6 +22,7 @@ class Product {
         split_row(x_ + row * linear_.num_in, linear_.num_in, static_cast<int>(row), split);
       });
     }
+    const Input* inputs = widened();
     // An item is (part of the rows, panel). Consecutive items share their rows.
     const int panels = linear_.num_panels(), part = rows_of_part();
     parallel_for(num_threads_, static_cast<int64_t>(panels) * ((num_rows_ + part - 1) / part), [&](int64_t item) {
@@ -31,13 +32,31 @@ class Product {
       if (linear_.bits == 32)
         Bf16x3Product(rows).panel(linear_, panel, split.from(first), rows, use);
       else
-        multiply_panel(linear_, panel, x_ + static_cast<ptrdiff_t>(first) * linear_.num_in, linear_.num_in, rows, use);
+        multiply_panel<T>(linear_, panel, inputs + static_cast<ptrdiff_t>(first) * linear_.num_in, linear_.num_in, rows,
+                          use);
     });
   }
 
  private:
+  using Input = typename InputsOf<T>::Type;
+
+  // Return the rows in the dtype that they are multiplied in.
+  const Input* widened() const {
+    if constexpr (std::is_same_v<Input, T>) {
+      return x_;
+    } else {
+      static thread_local Scratch scratch;
+      const ptrdiff_t width = linear_.num_in;
+      float* wide = scratch.floats(num_rows_ * width);
+      parallel_for(num_threads_, num_rows_, [&](int64_t row) {
+        for (ptrdiff_t i = row * width; i < (row + 1) * width; ++i) wide[i] = widen(x_[i]);
+      });
+      return wide;
+    }
+  }
+
   int rows_of_part() const {
-    const int fitting = std::max<int>(PART_BYTES / (linear_.num_in * sizeof(T)), ROW_BLOCK);
+    const int fitting = std::max<int>(PART_BYTES / (linear_.num_in * sizeof(Input)), ROW_BLOCK);
     const int parts = (num_rows_ + fitting - 1) / fitting;
     return round_up((num_rows_ + parts - 1) / parts, 2 * AMX_ROWS);  // split rows begin with a whole tile
   }

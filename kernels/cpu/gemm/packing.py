@@ -23,6 +23,9 @@ MODEL_DTYPES = (torch.float32, torch.bfloat16)
 MAX_ARGMAX_FILTER_BYTES = 64 * 2**20
 """Largest weights of an argmax filter, bytes: beyond it the time saved is not worth the memory."""
 
+ANY_ROWS = 2**31 - 1
+"""Limit of an argmax filter that is used for any number of rows."""
+
 _PACKED_DTYPES = {**DTYPES, torch.int8: 3}
 
 
@@ -76,7 +79,7 @@ class CppArgmaxFilter:
 
     def struct(self) -> ArgmaxFilterStruct:
         """Return the struct that C++ reads; it is valid as long as this object lives."""
-        return ArgmaxFilterStruct(self.weights.struct(), self.bounds.data_ptr())
+        return ArgmaxFilterStruct(self.weights.struct(), self.bounds.data_ptr(), ANY_ROWS)
 
 
 def pack_linear(

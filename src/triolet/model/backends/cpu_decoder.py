@@ -32,6 +32,7 @@ from triolet.kernels.cpu.abi import (
     addresses,
 )
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
+from triolet.kernels.cpu.calibration import calibrate_argmax_filter
 from triolet.kernels.cpu.gemm.blocks import MappedRows
 from triolet.kernels.cpu.gemm.packing import (
     MODEL_DTYPES,
@@ -394,7 +395,7 @@ class _Planner:
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
         self.kept.append(layers)
-        return ModelStruct(
+        model = ModelStruct(
             layers=ctypes.addressof(layers),
             embedding=embedding.address if isinstance(embedding, MappedRows) else pointer(embedding),
             embedding_format=embedding.format.number if isinstance(embedding, MappedRows) else 0,
@@ -412,6 +413,9 @@ class _Planner:
             eps=config.norm.eps,
             attention_soft_cap=config.attention_soft_cap or 0.0,
         )
+        if argmax_filter:
+            model.argmax_filter.max_rows = calibrate_argmax_filter(self.cpp, model, self.weights.dtype)
+        return model
 
     def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | MappedRows | None]:
         """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
