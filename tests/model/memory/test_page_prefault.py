@@ -21,7 +21,14 @@ from tests.model.tiny import make_model
 from triolet.model.interface import LayerCacheSpec, ModelSpec
 from triolet.model.memory import page_prefault
 from triolet.model.memory.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
-from triolet.model.memory.page_prefault import AT_ONCE_BYTES, PagePrefault, _populate, prefault_pages
+from triolet.model.memory.page_prefault import (
+    AT_ONCE_BYTES,
+    MADV_DONTNEED,
+    MADV_POPULATE_WRITE,
+    PagePrefault,
+    _advise,
+    prefault_pages,
+)
 from triolet.model.runner import load_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
@@ -149,6 +156,44 @@ def test_what_is_in_a_page_stays() -> None:
     assert (tensor[5] == 7.0).all() and (tensor[6] == 0.0).all()
 
 
+def test_an_idle_cache_gives_back_what_was_never_used_and_touches_it_again_after_the_next_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor, min_ahead = make_tensor(), 8
+    advised: list[tuple[int, int]] = []  # what, and the block that it ends with
+
+    def advise(address: int, size: int, advice: int) -> int:
+        result = _advise(address, size, advice)
+        advised.append((advice, (address + size - tensor.data_ptr()) // BLOCK_BYTES))
+        return result
+
+    monkeypatch.setattr(page_prefault, "_advise", advise)
+    pages = PagePrefault([tensor], min_bytes=min_ahead * BLOCK_BYTES, quiet_s=0.01, idle_s=0.1)
+    for num_used in (24, 25):
+        tensor[:num_used] = 7.0
+        advised.clear()
+        pages.reach(num_used - 1)
+        pages.rest()
+        wait_for(lambda: MADV_DONTNEED in dict(advised))
+        assert (MADV_POPULATE_WRITE, 2 * num_used) in advised
+        assert num_resident(tensor, num_used + min_ahead, NUM_BLOCKS) == 0
+        assert is_resident(tensor, 0, num_used) and (tensor[:num_used] == 7.0).all()
+    pages.close()
+
+
+def test_no_page_that_a_step_may_write_is_given_back() -> None:
+    tensor = make_tensor()
+    pages = PagePrefault([tensor], min_bytes=BLOCK_BYTES, quiet_s=0.0, idle_s=0.0)  # gives back all the time
+    for block in range(NUM_BLOCKS):
+        pages.reach(block)
+        tensor[block] = block + 1.0
+        pages.rest()
+    time.sleep(0.05)
+    pages.close()
+    assert tensor[:, 0, 0, 0].tolist() == [block + 1.0 for block in range(NUM_BLOCKS)]
+    assert (tensor == tensor[:, :1]).all()
+
+
 def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
     tensor = make_tensor()
     cache = weakref.ref(tensor)
@@ -175,7 +220,7 @@ def test_where_the_system_can_not_do_it_the_thread_ends(
 
 def test_only_main_memory_is_touched() -> None:
     assert prefault_pages([make_tensor()], torch.device("cuda")) is None
-    assert _populate(0, PAGE) != 0  # what is not mapped is told, and nothing happens
+    assert _advise(0, PAGE, MADV_POPULATE_WRITE) != 0  # what is not mapped is told, and nothing happens
 
 
 def test_a_runner_has_one_and_takes_it_along(tmp_path: Path, num_threads: Callable[[], int]) -> None:
