@@ -8,6 +8,7 @@ restart the runner is told about all of them again.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from triolet.config.engine import EngineConfig
 from triolet.core.request.lora import Adapter, LoRARequest
 from triolet.core.request.model_info import LoadedModel
 from triolet.errors import AdapterError, AdaptersPinned, InvalidRequest, shown
+
+logger = logging.getLogger("triolet.runner")
 
 
 class AdapterRegistry:
@@ -153,7 +156,12 @@ class AdapterRegistry:
     async def replay(self) -> None:
         """Tell a runner that has started about all adapters, so that it reads them before the steps that need them."""
         for adapter in self.adapters:
-            await self._executor.prepare_adapter(adapter, is_pinned=adapter.int_id in self._pinned)
+            try:
+                await self._executor.prepare_adapter(adapter, is_pinned=adapter.int_id in self._pinned)
+            except AdapterError as error:
+                # Its files are gone, or have changed. The step that needs it fails its requests with the reason; the
+                # runner must start all the same, for all others.
+                logger.warning("an adapter cannot be read again: %s", error)
 
 
 def _folder_of(request: LoRARequest) -> Path:

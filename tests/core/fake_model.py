@@ -5,6 +5,8 @@ The next token is a hash of everything the request's block table leads to. Whoev
 shares the wrong one, skips a token or computes one twice gets a different answer than `expected_answer`,
 which looks at no block at all.
 
+KV that an adapter has computed is other KV, for every content of an adapter: a wrong slot shows as a wrong token, too.
+
 From the seed `REPETITIVE` on a request says mostly what it has said before, so that it pays to guess.
 """
 
@@ -29,6 +31,7 @@ from triolet.core.step_plan import (
 
 POISON = -1
 WEIGHTS = 7**6  # a multiple of 7, as the circle is
+ADAPTED = 7**9  # likewise
 REPETITIVE = 10**6
 CIRCLE = (1, 4, 6, 5, 2, 0)
 
@@ -59,17 +62,19 @@ def expected_answer(
     vocab_size: int,
     ending: Iterable[int] = (),
     mask_after: Callable[[Sequence[int]], bytes | None] = lambda output: None,
+    adapter: int = 0,
 ) -> list[int]:
     """An answer of so many tokens, or fewer: it ends with a token of the `ending`, and where a mask has no bit."""
-    tokens = list(prompt)
+    answer, kv = list[int](), [token_id + ADAPTED * adapter for token_id in prompt]
     for _ in range(num_tokens):
-        mask = mask_after(tokens[len(prompt) :])
+        mask = mask_after(answer)
         if mask is not None and not any(mask):
             break
-        tokens.append(next_token(tokens, seed, vocab_size, mask))
-        if tokens[-1] in set(ending):
+        answer.append(next_token(kv, seed, vocab_size, mask))
+        if answer[-1] in set(ending):
             break
-    return tokens[len(prompt) :]
+        kv.append(answer[-1] + ADAPTED * adapter)
+    return answer
 
 
 @attrs.define
@@ -89,6 +94,7 @@ class FakeModel:
         self.cache = [[POISON] * block_size for _ in range(num_blocks)]
         self.block_size, self.vocab_size = block_size, vocab_size
         self.rows: dict[int, _Row] = {}
+        self.adapters: dict[int, int] = {}  # by slot, the number of its contents
         self.failing: set[str] = set()
         self.most_tokens: int | None = None  # a step with more finds no memory
 
@@ -109,12 +115,14 @@ class FakeModel:
     def _write(self, planned: PlanRow) -> None:
         row = self.rows[planned.row_id]
         tokens = [*row.tokens, *planned.draft_token_ids]
+        slot = row.start.adapter_slot
+        offset = self.offset + (0 if slot is None else ADAPTED * self.adapters.get(slot, 0))
         assert planned.num_tokens > len(planned.draft_token_ids)
         assert planned.mask is None or not planned.draft_token_ids
         assert planned.sample == (planned.start + planned.num_tokens == len(tokens))
         for position in range(planned.start, planned.start + planned.num_tokens):
             block = self.cache[row.block_table[position // self.block_size]]
-            block[position % self.block_size] = tokens[position] + self.offset
+            block[position % self.block_size] = tokens[position] + offset
         assert row.num_computed in (None, planned.start), "a step begins where the last one ended"
         row.num_computed = planned.start + planned.num_tokens
 

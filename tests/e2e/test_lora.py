@@ -25,7 +25,14 @@ from tests.model.tiny_adapters import (
 )
 from tests.server.routes.harness import Scene
 from triolet import Engine, LoRARequest, SamplingParams
-from triolet.errors import AdapterError, AdaptersPinned, ConfigError, InvalidRequest, SnapshotError
+from triolet.errors import (
+    AdapterError,
+    AdaptersPinned,
+    ConfigError,
+    InvalidRequest,
+    RequestFailed,
+    SnapshotError,
+)
 from triolet.kernels.cpu.library import SWITCH
 from triolet.model.backends import cpu_decoder
 from triolet.server import create_app
@@ -227,6 +234,21 @@ async def test_an_adapter_that_cannot_be_used_fails_the_request_that_names_it_an
             await answer(engine, PROMPTS[0], LoRARequest("adapter-1", 2, str(adapters[0])))
         assert engine.list_loras() == {1}
         assert await answer(engine, PROMPTS[0], lora(adapters, 1), 4) == good
+
+
+async def test_a_runner_starts_again_although_the_files_of_an_adapter_are_gone(
+    base: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    gone = make_adapter(base, tmp_path / "gone", every_layer(ATTENTION))
+    async with open_engine(base) as engine:
+        good = await answer(engine, PROMPTS[0], lora(adapters, 1), 4)
+        await engine.add_lora(LoRARequest("gone", 9, str(gone)))
+        (gone / "adapter_model.safetensors").unlink()
+        await engine.sleep()
+        await engine.wake_up()
+        assert await answer(engine, PROMPTS[0], lora(adapters, 1), 4) == good
+        with pytest.raises(RequestFailed, match="adapter 'gone' could not be loaded"):
+            await answer(engine, PROMPTS[0], LoRARequest("gone", 9, str(gone)))
 
 
 async def test_an_engine_without_adapters_refuses_a_request_with_one(

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from tests.core.fake_model import expected_vector
+from tests.simulation.adapters import lora_of
 from tests.simulation.answer import Answer
 from tests.simulation.story import DETOKENIZER_POINTS, MAX_STEP_S, TOKENIZER_POINTS, Ask
 from tests.simulation.world import Countdown, Record, World, is_planted
@@ -18,6 +19,7 @@ from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import (
+    AdapterError,
     EngineClosed,
     EngineDead,
     InvalidPrompt,
@@ -111,6 +113,10 @@ class Client:
             await self._ask_for_vector(engine, prompt, arguments)
             return
         params = SamplingParams(**ask.params)
+        if ask.adapter is not None:
+            if ask.retraining is not None:
+                self.world.folders.retrain(ask.adapter)
+            arguments["lora"] = lora_of(ask.adapter, load_inplace=ask.retraining == "reload")
         if ask.manner == "complete":
             self._take(await engine.complete(prompt, params, request_id=ask.request_id, **arguments))
             return
@@ -180,6 +186,10 @@ class Client:
         records = self.records
         self._expect(len(records) == self.ask.num_answers, f"has {len(records)} answers")
         self._expect(not self._has_ended, "an output came after the last one")
+        used = {
+            None if (adapter := record.entry.request.adapter) is None else adapter.name for record in records
+        }
+        self._expect(used == {self.ask.adapter}, f"is answered by the adapters {used}")
         for new in output.outputs:
             answer = self._answers.setdefault(new.index, Answer(self.world, self.ask, records, new.index))
             answer.take(new)
@@ -212,6 +222,10 @@ class Client:
                 return True
             case Overloaded(is_for_others=True):
                 return bool(world.story.limits["policy"] == "fair")
+            case AdapterError():
+                return ask.adapter is not None and self._task in world.folders.unread
+            case RequestFailed(reason=reason) if "could not be loaded" in reason:
+                return any(ask.is_of(start) for start in world.folders.unplaced)
             case Overloaded(limit="max_queued_requests"):
                 admission = engine._core.admission
                 num_live = admission._num_reserved + len(admission.journal)

@@ -9,6 +9,7 @@ import attrs
 
 from tests.actors.harness import VOCAB
 from tests.core.fake_model import expected_answer
+from tests.simulation.adapters import number_of
 from tests.simulation.forms import choice_in
 from tests.simulation.text_oracle import text_of
 from triolet.core.request.request import FinishReason, Request
@@ -46,8 +47,11 @@ def tokens_of(request: Request, num_tokens: int, ending: tuple[int, ...] = ()) -
         choice = choice_in(form, output, eos)
         return b"" if choice.is_over else choice.mask
 
+    adapter = 0 if request.adapter is None else number_of(request.adapter.digest)
     return tuple(
-        expected_answer(request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after)
+        expected_answer(
+            request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after, adapter
+        )
     )
 
 

@@ -16,7 +16,7 @@ from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.request import FinishReason, Request
 from triolet.engine.open_engine import run_engine
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import RequestFailed
+from triolet.errors import RequestFailed, SnapshotError
 
 
 async def hand_over(world: World, snapshot: Snapshot) -> None:
@@ -31,6 +31,7 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     names = {saved.request_id for saved in snapshot.requests}
     world.expect(names == cut_off.keys(), f"the snapshot has {sorted(names)}, not {sorted(cut_off)}")
     next_world = World(attrs.evolve(world.story, faults=()))
+    next_world.folders = world.folders
     next_world.hung_s = world.lateness_s  # a deadline may have passed while there was nobody to see to it
     config = EngineConfig(runner="inline", **world.story.limits)
     with watched(next_world):
@@ -72,6 +73,11 @@ async def _read_on(world: World, stream: TokenStream, records: list[Record]) -> 
         )
         is_too_long = "the model runner has now" in error.reason and world.story.later_num_blocks is not None
         world.expect(is_poisoned or is_too_long, f"{name} got {error!r} for no reason")
+        return
+    except SnapshotError as error:
+        adapter = records[0].entry.request.adapter
+        has_changed = adapter is not None and adapter.digest != world.folders.digest(adapter.path)
+        world.expect(has_changed, f"{name} got {error!r} for no reason")
         return
     requests = [record.entry.request for record in records]
     for request in requests:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 import trio
 
+from tests.simulation.adapters import WatchedAdapters
 from tests.simulation.forms import opening_stand_ins
 from tests.simulation.world import World, is_planted
 from triolet.actors import detokenizer, supervision_tree, tokenizer
@@ -41,6 +42,7 @@ def watched(world: World) -> Iterator[None]:
     """Engines that are started within this scope belong to the world."""
     log = logging.getLogger("triolet.supervisor")
     reports = _Reports(world)
+    runner_log = logging.getLogger("triolet.runner")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_engine, "Journal", lambda: WatchedJournal(world))
         patch.setattr(open_engine, "Channels", lambda: WatchedChannels(world))
@@ -54,12 +56,15 @@ def watched(world: World) -> Iterator[None]:
         patch.setattr(detokenizer, "deliver", _faulty_deliver(world))
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
         patch.setattr(open_engine, "GrammarRequests", lambda masks: WatchedGrammarRequests(world, masks))
+        patch.setattr(open_engine, "AdapterRegistry", lambda *arguments: WatchedAdapters(world, *arguments))
         patch.setattr(supervision_tree, "make_grammars", lambda config, model: opening_stand_ins(world))
         log.addFilter(reports)
+        runner_log.addFilter(world.hear)
         try:
             yield
         finally:
             log.removeFilter(reports)
+            runner_log.removeFilter(world.hear)
 
 
 class _Reports(logging.Filter):

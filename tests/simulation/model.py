@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from tests.actors.harness import FakeExecutor, LetterTokenizer, model_info
+from tests.simulation.adapters import RunnerAdapters
 from tests.simulation.forms import choice_in
 from tests.simulation.story import MAX_STEP_S
 from tests.simulation.world import World
@@ -17,6 +18,7 @@ from triolet.actors.supervisor import foreign_errors_kept
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.recovery_state import MIN_LIMIT_S, RareHangLimit
 from triolet.core.recovery.supervision import MAX_PAUSE_S
+from triolet.core.request.lora import Adapter, AdapterSupport
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.pooling_params import PoolingInfo
 from triolet.core.step_plan import PooledVectors, SampledToken, StepPlan, StepResult
@@ -76,13 +78,19 @@ class FaultyExecutor(FakeExecutor):
             world.reach("runner.start")
             self.num_blocks = world.num_blocks
         await super().start(on_progress)
+        self._adapters = RunnerAdapters(world, self.model)
         self._load_silence.observe(self._load_s)
         world.note(f"runner started with {self.num_blocks} blocks")
         return attrs.evolve(
             model_info(self.num_blocks, self.block_size),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
             pooling=PoolingInfo(tasks=("embed",), size=2),
+            adapters=AdapterSupport((), "", 8) if world.story.limits.get("enable_lora") else None,
         )
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        await super().prepare_adapter(adapter, is_pinned=is_pinned)
+        self._adapters.prepare(adapter)
 
     async def _load(self) -> None:
         """Be silent for as long as the load takes, or until the engine has enough of that, as of a real process."""
@@ -124,7 +132,8 @@ class FaultyExecutor(FakeExecutor):
         # It may touch its blocks at the beginning of its time, or at the end.
         before_s, after_s = world.rng.choice(((0.0, MAX_STEP_S), (MAX_STEP_S / 2, 0.0)))
         await trio.sleep(before_s)
-        result = self.model.execute(plan)
+        self._adapters.begin(plan)
+        result = self._adapters.judge(plan, self.model.execute(plan))
         world.reach("runner.execute.middle")
         if result.out_of_memory is None:
             self._check_masks(plan)
@@ -181,4 +190,5 @@ def _shown(plan: StepPlan) -> str:
         f"{row.row_id}@{row.start}+{row.num_tokens}{list(row.new_block_ids)}" for row in plan.rows
     )
     starts = " ".join(f"{start.row_id}={start.request_id}/{start.epoch}" for start in plan.starts)
-    return f"{plan.step_id} [{starts}] {rows}"
+    adapters = "".join(f" {start.slot}<-{start.digest}" for start in plan.adapters)
+    return f"{plan.step_id} [{starts}] {rows}{adapters}"

@@ -58,6 +58,7 @@ def all_mutants() -> dict[str, Plant]:
     """By name."""
     for module in (
         "mutants",
+        "mutants_of_adapters",
         "mutants_of_answers",
         "mutants_of_faults",
         "mutants_of_forms",
@@ -67,3 +68,8 @@ def all_mutants() -> dict[str, Plant]:
     ):  # each enters its own
         import_module(f"tests.simulation.{module}")
     return MUTANTS
+
+
+def is_of_adapters(name: str) -> bool:
+    """Whether only a story with adapters can show it."""
+    return all_mutants()[name].__module__.endswith("mutants_of_adapters")

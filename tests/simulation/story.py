@@ -10,6 +10,7 @@ import attrs
 
 from tests.actors.harness import VOCAB, LetterTokenizer
 from tests.core.fake_model import CIRCLE, REPETITIVE
+from tests.simulation.adapters import BROKEN, NAMES
 from tests.simulation.forms import draw_forms
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.tokenizer_interface import Tokenize
@@ -19,10 +20,12 @@ MAX_STEP_S = 0.02
 FOR_EVER_S = 1e6
 FORMED = 0.15  # of the stories: in these, many answers have a form
 POOLED = 0.25  # of the stories: in these, many requests are pooled
+ADAPTED = 0.2  # of the stories: in these, most requests have an adapter
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
 Ending = Literal["wait", "drain", "leave"]
+Retraining = Literal["reload", "leave"]
 Kind = Literal["error", "panic", "group", "memory", "disk"]
 
 RUNNER_POINTS = (
@@ -78,7 +81,10 @@ FORM_POINTS = (
     "shortage.open",
     "shortage.guide",
 )
+# Where requests have adapters: reading the files in the engine, then in the runner, then there in a step.
+ADAPTER_POINTS = ("adapter.read", "adapter.prepare", "adapter.place")
 SHORTAGE_POINTS = ("shortage.start", "shortage.open", "shortage.guide")
+RARE_POINTS = ("scheduler.preempt", "scheduler.finish", "tokenizer", "runner.rep", "adapter")
 # An actor does nothing for a while.
 HANG_POINTS = ("scheduler.hang", "detokenizer.hang", "tokenizer.hang")
 
@@ -110,6 +116,8 @@ class Ask:
         cancel_at_checkpoint: its scope is cancelled at this checkpoint after `at_s`.
         abort_after_s: somebody else aborts it.
         is_pooled: it wants a vector, and no answer.
+        adapter: name of the one that computes the answer; None for none.
+        retraining: the adapter's files are changed before it asks: it wants them loaded in place, or does not care.
         poison_at: every step that computes this token of its sequence, or a later one, crashes the runner.
     """
 
@@ -126,6 +134,8 @@ class Ask:
     cancel_at_checkpoint: int | None = None
     abort_after_s: float | None = None
     is_pooled: bool = False
+    adapter: str | None = None
+    retraining: Retraining | None = None
     poison_at: int | None = None
 
     @property
@@ -201,6 +211,9 @@ class Story:
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
     story, forms = _draw_shortages(_draw_without_forms(seed)), random.Random(f"forms {seed}")
+    adapters = random.Random(f"adapters {seed}")
+    if adapters.random() < ADAPTED:
+        story = _draw_adapters(adapters, story)
     if forms.random() >= FORMED:
         return attrs.evolve(story, asks=_draw_pooled(random.Random(f"pooled {seed}"), story.asks))
     asks = draw_forms(forms, story.asks, story.eos_token_ids)
@@ -372,9 +385,42 @@ def _draw_pooled(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
     chance = 0.5 if rng.random() < POOLED else 0.0
     return tuple(
         attrs.evolve(ask, is_pooled=True, params={"seed": ask.params["seed"]})
-        if rng.random() < chance
+        if rng.random() < chance and ask.adapter is None
         else ask
         for ask in asks
+    )
+
+
+def _draw_adapters(rng: random.Random, story: Story) -> Story:
+    """Most clients name one of a few adapters, for which there are few slots; some change its files before."""
+    names = NAMES[: rng.choice((1, 2, 3, 3))]
+    # Often many have the same prompt: its blocks must not go from one adapter, or its former contents, to another.
+    common = next((ask.prompt for ask in story.asks if isinstance(ask.prompt, tuple)), ())
+    sharing = rng.choice((0.0, 0.7)) if len(common) < story.max_model_len else 0.0
+
+    def adapt(ask: Ask) -> Ask:
+        name = BROKEN if rng.random() < 0.05 else rng.choice(names)
+        if common and isinstance(ask.prompt, tuple) and len(ask.prompt) < story.max_model_len:
+            ask = attrs.evolve(ask, prompt=common if rng.random() < sharing else ask.prompt)
+        return attrs.evolve(
+            ask, adapter=name, retraining=_sometimes(rng, 0.4, rng.choice(("reload", "leave")))
+        )
+
+    max_loras = rng.choice((1, 1, 2, 3))
+    limits = {
+        "enable_lora": True,
+        "max_loras": max_loras,
+        "max_cpu_loras": max_loras + rng.choice((0, 0, 1, 3)),
+    }
+    drawn = [
+        _draw_fault(rng, ADAPTER_POINTS) for _ in range(0 if story.mood == "calm" else rng.randint(0, 3))
+    ]
+    faults = {(fault.point, fault.nth): fault for fault in drawn}.values()
+    return attrs.evolve(
+        story,
+        limits=story.limits | limits,
+        asks=tuple(adapt(ask) if rng.random() < 0.75 else ask for ask in story.asks),
+        faults=(*story.faults, *faults),
     )
 
 
@@ -485,7 +531,7 @@ def _poison(rng: random.Random, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
 def _draw_fault(rng: random.Random, points: Sequence[str]) -> Fault:
     point = rng.choice(points)
     # Preempting, committing a last token and the like are rare: their first times are as good as any.
-    mean = 3 if point.startswith(("scheduler.preempt", "scheduler.finish", "tokenizer", "runner.rep")) else 12
+    mean = 3 if point.startswith(RARE_POINTS) else 12
     return Fault(point, 1 + int(rng.expovariate(1 / mean)), _draw_kind(rng))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import random
 from collections import Counter
 
@@ -11,6 +12,7 @@ import attrs
 import trio
 
 from tests.actors.harness import Panic
+from tests.simulation.adapters import Folders, WatchedAdapters
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
 from triolet.actors.executors.grammars import GrammarsDied
 from triolet.actors.structured_output import MAX_ATTEMPTS
@@ -18,7 +20,7 @@ from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
 from triolet.core.recovery.supervision import MIN_PAUSE_S
 from triolet.core.step_plan import RowStart
-from triolet.errors import ResourceShortage, RunnerDied
+from triolet.errors import AdapterError, ResourceShortage, RunnerDied
 
 SHORTAGES = (
     lambda: OSError(errno.EMFILE, "Too many open files"),
@@ -116,6 +118,8 @@ class World:
     hung_s: float = 0.0
     num_shortages: int = 0
     num_counted: Counter[int] = attrs.field(factory=Counter)
+    folders: Folders = attrs.field(factory=Folders)
+    registry: WatchedAdapters | None = None
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -127,6 +131,11 @@ class World:
     def note(self, line: str) -> None:
         """Write a line of the trace."""
         self.lines.append(f"{trio.current_time():9.6f} {line}")
+
+    def hear(self, record: logging.LogRecord) -> bool:
+        """Take a line of the log into the trace; False keeps it out of the log."""
+        self.note(record.getMessage())
+        return False
 
     def violated(self, rule: str) -> None:
         """A rule was broken."""
@@ -168,6 +177,12 @@ class World:
         """A point is reached; raises what is due there."""
         if (kind := self.is_due(point)) is not None:
             raise make_error(kind, point)
+
+    def reach_adapter(self, point: str, path: object) -> None:
+        """Reach a point where the files of an adapter are read; raises if that fails."""
+        if self.is_due(point):
+            self.folders.unread.add(trio.lowlevel.current_task())
+            raise AdapterError(path, f"planted at {point}")
 
     async def maybe_hang(self, point: str) -> None:
         """Reach a point at which a task may pause."""
