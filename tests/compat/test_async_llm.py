@@ -199,9 +199,13 @@ async def test_a_salt_may_come_in_the_prompt(autojump_clock: MockClock) -> None:
 
 async def test_what_has_a_value_and_is_not_honoured_is_refused(autojump_clock: MockClock) -> None:
     async with face() as llm:
-        for name in ("lora_request", "prompt_adapter_request", "tokenization_kwargs"):
+        for name, error, rule in (
+            ("lora_request", InvalidRequest, "must be a LoRARequest"),
+            ("prompt_adapter_request", InvalidRequest, "must be a PromptAdapterRequest"),
+            ("tokenization_kwargs", UnsupportedFeature, "tokenization_kwargs is not offered"),
+        ):
             given: dict[str, Any] = {name: {"a": "b"}}
-            with pytest.raises(UnsupportedFeature, match=name):
+            with pytest.raises(error, match=rule):
                 llm.generate(PROMPT, SHORT, "r", **given)
         async for _ in llm.generate(PROMPT, SHORT, "r", lora_request=None, trace_headers=None):
             pass
@@ -291,7 +295,7 @@ async def test_configurations_can_be_read(autojump_clock: MockClock) -> None:
         )
         assert (scheduler.max_num_seqs, scheduler.policy) == (3, "priority")
         assert (await llm.get_parallel_config()).world_size == 1
-        lora: object = await llm.get_lora_config()  # type: ignore[func-returns-value]
+        lora: object = await llm.get_lora_config()
         assert lora is None
         assert (await llm.get_vllm_config()) is llm.vllm_config
         assert await llm.get_supported_tasks() == ("generate",)

@@ -183,7 +183,7 @@ def test_a_constructor_takes_every_parameter_without_a_value() -> None:
 
 async def test_pieces_of_text_take_or_refuse_what_generate_does(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, AsyncLLM.around(engine) as llm:
-        names = refused(GENERATE)
+        names = [name for name in refused(GENERATE) if name != "prompt_adapter_request"]
         assert names
         for name in names:
             given: dict[str, Any] = {name: "something"}

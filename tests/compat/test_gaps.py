@@ -29,7 +29,7 @@ from triolet.compat import (
 from triolet.compat.engine_args import DEFAULTS, DROPPED
 from triolet.compat.views import Tokenizer
 from triolet.config.engine import EngineConfig
-from triolet.errors import EngineClosed, UnsupportedFeature
+from triolet.errors import AdapterError, EngineClosed, InvalidRequest, UnsupportedFeature
 from triolet.nano import PATH
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
@@ -66,15 +66,16 @@ def test_arguments_come_in_the_order_of_vllm() -> None:
     order(StreamingRequest, "request_id prompt sampling_params arrival_time lora_request")
 
 
-async def test_positional_calls_without_a_value_pass_and_adapters_are_refused(
+async def test_positional_calls_without_a_value_pass_and_adapters_need_an_engine_with_them(
     autojump_clock: MockClock,
 ) -> None:
     async with fake_engine() as engine, AsyncLLM.around(engine) as llm:
         outputs = [output async for output in llm.generate("ABC", PARAMS, "r", None, None, None, 0)]
         assert outputs[-1].finished
-        for given in ({"lora_request": LoRARequest("a", 1, "/a")}, {"prompt_adapter_request": adapter()}):
-            with pytest.raises(UnsupportedFeature, match=f"^{next(iter(given))} is not offered"):
-                llm.generate("ABC", PARAMS, "s", **given)
+        with pytest.raises(InvalidRequest, match="LoRA is not enabled"):
+            await anext(llm.generate("ABC", PARAMS, "s", LoRARequest("a", 1, "/a")))
+        with pytest.raises(AdapterError, match="this model takes no prompt adapters"):
+            await anext(llm.generate("ABC", PARAMS, "s", prompt_adapter_request=adapter()))
         generation = await llm.add_request("t", "ABC", PARAMS, None, None, None, None, 0)
         assert [output async for output in generation][-1].finished
         with pytest.raises(UnsupportedFeature, match=r"^arrival_time is not offered"):
@@ -123,7 +124,7 @@ async def test_a_request_manager_takes_a_request_by_its_fields_and_keeps_it(
 
 
 def test_arguments_with_the_defaults_of_vllm_pass_and_can_be_read() -> None:
-    given: dict[str, Any] = {name: DEFAULTS[name] for name in DEFAULTS if name != "enable_lora"}
+    given: dict[str, Any] = {name: DEFAULTS[name] for name in DEFAULTS}
     args = AsyncEngineArgs(**given)
     for name in DROPPED:
         assert getattr(args, name) == DEFAULTS[name]

@@ -13,7 +13,7 @@ import pytest
 from tests.actors.harness import LetterTokenizer, answer_of, model_info
 from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
-from triolet.compat import LLM, LLMEngine, SamplingParams
+from triolet.compat import LLM, LLMEngine, LoRARequest, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
@@ -186,14 +186,16 @@ def test_what_is_wrong_is_refused_and_nothing_stays() -> None:
         engine.add_request(7, [1], seeded(1))  # type: ignore[arg-type]
     with pytest.raises(PromptTooLong):
         engine.add_request("long", [1] * 256, seeded(1))
+    with pytest.raises(InvalidRequest, match="LoRA is not enabled"):
+        engine.add_request("d", [1], seeded(1), lora_request=LoRARequest("a", 1, "/a"))
+    with pytest.raises(InvalidRequest, match="lora_request must be a LoRARequest"):
+        engine.add_request("d", [1], seeded(1), lora_request="a")  # type: ignore[arg-type]
     engine.add_request("a", [1], seeded(1))
     with pytest.raises(RequestIdInUse):
         engine.add_request("a", [1], seeded(1))
     engine.add_request("b", [1], seeded(1))
     with pytest.raises(Overloaded):
         engine.add_request("c", [1], seeded(1))
-    with pytest.raises(UnsupportedFeature, match="lora_request"):
-        engine.add_request("d", [1], seeded(1), lora_request=object())
     with pytest.raises(TypeError, match="Unexpected keyword argument 'best_of'"):
         engine.add_request("d", [1], seeded(1), best_of=2)
     with pytest.raises(ValueError, match=r"data_parallel_rank must be in \[0, 1\)"):
@@ -377,7 +379,7 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
         ({"max_log_len": 5}, UnsupportedFeature),
         ({"gpu_memory_utilization": 0.5}, UnsupportedFeature),
         ({"tensor_parallel_size": 2}, UnsupportedFeature),
-        ({"enable_lora": True}, UnsupportedFeature),
+        ({"fully_sharded_loras": True}, UnsupportedFeature),
         ({"quantization": "awq"}, UnsupportedFeature),
         ({"enable_log_requests": True}, UnsupportedFeature),
         ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, UnsupportedFeature),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import trio
 
 from triolet.compat.facts import Facts
-from triolet.compat.views import DecodingConfig, ModelConfig, ParallelConfig, SchedulerView
+from triolet.compat.views import DecodingConfig, LoRAView, ModelConfig, ParallelConfig, SchedulerView
 from triolet.config.engine import EngineConfig
 from triolet.core.request.prompt import Prompt
 from triolet.observability.stat_loggers import StatLogger
@@ -41,9 +41,9 @@ class AsyncFacts(Facts):
         """Return the backend of structured outputs."""
         return await told(DecodingConfig())
 
-    async def get_lora_config(self) -> None:
-        """Return None: LoRA is not enabled."""
-        return await told(None)
+    async def get_lora_config(self) -> LoRAView | None:
+        """Return the limits of LoRA adapters; None if they are not enabled."""
+        return await told(LoRAView.of(self.vllm_config))
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the engine serves."""

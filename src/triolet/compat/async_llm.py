@@ -39,9 +39,11 @@ from triolet.compat.refusals import (
 )
 from triolet.config.engine import EngineConfig
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
@@ -298,9 +300,9 @@ class AsyncLLM(AsyncFacts):
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        prompt_adapter_request: object = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
         *,
@@ -321,11 +323,11 @@ class AsyncLLM(AsyncFacts):
             priority: lower goes first under the `priority` policy.
             data_parallel_rank: 0, or none.
             client: see `Engine.generate`, like the arguments that follow.
-            **vllm_only: such as `lora_request`: refused unless they have no value.
+            lora_request: LoRA adapter that computes the answer; loaded now if it is not yet.
+            prompt_adapter_request: soft prompt before the prompt; likewise.
+            **vllm_only: such as `tokenization_kwargs`: refused unless they have no value.
         """
-        refuse_given(
-            {"lora_request": lora_request, "prompt_adapter_request": prompt_adapter_request, **vllm_only}
-        )
+        refuse_given(vllm_only)
         check_rank(data_parallel_rank)
         if request_id is not None:
             check_request_id(request_id)
@@ -339,6 +341,8 @@ class AsyncLLM(AsyncFacts):
                 client=client,
                 deadline=deadline,
                 queue_timeout=queue_timeout,
+                lora=lora_request,
+                prompt_adapter=prompt_adapter_request,
                 cache_salt=salt,
                 trace_headers=trace_headers,
             )
@@ -352,7 +356,7 @@ class AsyncLLM(AsyncFacts):
         prompt: Any,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         *others: Any,
         **arguments: Any,
     ) -> Generation:
@@ -368,6 +372,7 @@ class AsyncLLM(AsyncFacts):
         prompt: Any,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
         data_parallel_rank: int | None = None,
@@ -401,6 +406,7 @@ class AsyncLLM(AsyncFacts):
             client=client,
             deadline=deadline,
             queue_timeout=queue_timeout,
+            lora=lora_request,
             cache_salt=salt,
             trace_headers=trace_headers,
         )
@@ -503,6 +509,18 @@ class AsyncLLM(AsyncFacts):
     async def list_loras(self) -> set[int]:
         """Return the numbers of the loaded LoRA adapters."""
         return await told(set(self.engine.list_loras()))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
+        return await self.engine.add_lora(lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
+        return await told(self.engine.remove_lora(lora_id))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
+        return await self.engine.pin_lora(lora_id)
 
     async def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images. Programs call it after every change of weights."""

@@ -31,7 +31,7 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "data_parallel_size": (1,),
         "enable_chunked_prefill": (True, None),
         "enforce_eager": (True, False),
-        "enable_lora": (False,),
+        "fully_sharded_loras": (False,),
         "tokenizer_mode": ("auto",),
         "task": ("auto", "generate"),
         "runner_type": ("auto", "generate"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from triolet.compat.refusals import refuse_given
 from triolet.compat.views import (
     ModelConfig,
     Tokenizer,
@@ -53,7 +52,6 @@ class Facts(ABC):
 
     def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
         """Return `tokenizer`, which may be awaited; an adapter has none of its own."""
-        refuse_given({"lora_request": lora_request})
         return self.tokenizer
 
 

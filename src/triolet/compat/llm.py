@@ -30,12 +30,16 @@ from triolet.core.output.pooling_outputs import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.errors import InvalidRequest, RequestFailed
 
 Progress = bool | Callable[..., Any]
 """True to show a progress bar, or a function with the signature of `tqdm` that makes one."""
+
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""LoRA adapter for all prompts, or one or None for each."""
 
 
 @refusing(OFFLINE_METHODS)
@@ -68,6 +72,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: Progress = True,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
         **vllm_only: object,
     ) -> list[RequestOutput]:
@@ -77,6 +82,7 @@ class LLM:
             prompts: one, or a list: texts, `{"prompt_token_ids": ...}` and the like. A list of ints is one prompt.
             sampling_params: for all, or one for each; by default the model's own.
             use_tqdm: whether a progress bar is shown, or the function that makes it.
+            lora_request: LoRA adapter for all, or one or None for each; loaded now if it is not yet.
             priority: one for each prompt.
         Returns:
             An output for each prompt, in their order.
@@ -88,7 +94,8 @@ class LLM:
         all_params = self._params_for(sampling_params, len(listed))
         if priority is not None:
             _check_lengths(listed, "priority", priority)
-        return self._run(listed, all_params, use_tqdm, priority or [0] * len(listed))
+        adapters = _adapters_for(lora_request, len(listed))
+        return self._run(listed, all_params, use_tqdm, priority or [0] * len(listed), adapters)
 
     def chat(
         self,
@@ -96,6 +103,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Progress = True,
         *,
+        lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -110,6 +118,7 @@ class LLM:
             messages: one conversation (a list of messages), or a list of them.
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
+            lora_request: see `generate`.
             priority: for all, or one for each.
             chat_template: Jinja template instead of the model's.
             add_generation_prompt: whether the answer is a new message of the assistant.
@@ -135,7 +144,9 @@ class LLM:
         prompts = [{"messages": one, **asked} for one in conversations]
         priorities = [priority or 0] * len(prompts) if isinstance(priority, int | None) else priority
         _check_lengths(prompts, "priority", priorities)
-        return self._run(prompts, self._params_for(sampling_params, len(prompts)), use_tqdm, priorities)
+        params = self._params_for(sampling_params, len(prompts))
+        adapters = _adapters_for(lora_request, len(prompts))
+        return self._run(prompts, params, use_tqdm, priorities, adapters)
 
     def encode(
         self,
@@ -144,6 +155,7 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         pooling_task: str | None = None,
+        lora_request: Adapters = None,
         **vllm_only: object,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Compute the numbers of a pooling task, as tensors.
@@ -153,6 +165,7 @@ class LLM:
             pooling_params: for all, or one for each.
             use_tqdm: see `generate`.
             pooling_task: task, if the parameters name none; by default the model's.
+            lora_request: see `generate`.
         Raises:
             InvalidRequest: a prompt or an argument is wrong, or the model does not do the task; a ValueError.
             RequestFailed: a result could not be computed.
@@ -162,7 +175,8 @@ class LLM:
         given = pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params] * len(listed)
         _check_lengths(listed, "pooling_params", given)
         params = [params_of_task(one, pooling_task) for one in given]
-        outputs: list[Any] = self._run(listed, params, use_tqdm, [0] * len(listed))
+        adapters = _adapters_for(lora_request, len(listed))
+        outputs: list[Any] = self._run(listed, params, use_tqdm, [0] * len(listed), adapters)
         for output in outputs:
             if output.error is not None:
                 raise RequestFailed(output.request_id, output.error)
@@ -174,10 +188,18 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Adapters = None,
         **vllm_only: object,
     ) -> list[EmbeddingRequestOutput]:
         """Compute an embedding of each prompt; see `encode`."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="embed", **vllm_only)
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            pooling_task="embed",
+            lora_request=lora_request,
+            **vllm_only,
+        )
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def classify(
@@ -186,11 +208,17 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Adapters = None,
         **vllm_only: object,
     ) -> list[ClassificationRequestOutput]:
         """Compute the scores of the classes for each prompt; see `encode`."""
         outputs = self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="classify", **vllm_only
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            pooling_task="classify",
+            lora_request=lora_request,
+            **vllm_only,
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
 
@@ -200,11 +228,17 @@ class LLM:
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Adapters = None,
         **vllm_only: object,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Compute the scores of each token of each prompt; see `encode`."""
         return self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, pooling_task="token_classify", **vllm_only
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            pooling_task="token_classify",
+            lora_request=lora_request,
+            **vllm_only,
         )
 
     def score(
@@ -215,6 +249,7 @@ class LLM:
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | None = None,
         instruction: str | None = None,
+        lora_request: LoRARequest | None = None,
         **vllm_only: object,
     ) -> list[ScoringRequestOutput]:
         """Compute the scores of pairs of texts.
@@ -225,34 +260,44 @@ class LLM:
             use_tqdm: see `generate`.
             pooling_params: of all requests; their task is set here.
             instruction: see `triolet.Engine.score`.
+            lora_request: LoRA adapter of all requests.
             **vllm_only: see `generate`.
         Raises:
             InvalidRequest: a wrong argument, or a model without scores; a ValueError.
         """
         refuse_given(vllm_only)
         scoring = self.llm_engine.plan_scoring(data_1, data_2, pooling_params, instruction)
-        return scoring.scores(self.encode(list(scoring.prompts), scoring.params, use_tqdm=use_tqdm))
+        outputs = self.encode(
+            list(scoring.prompts), scoring.params, use_tqdm=use_tqdm, lora_request=lora_request
+        )
+        return scoring.scores(outputs)
 
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams, *, use_tqdm: Progress = False, **vllm_only: object
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        *,
+        lora_request: Adapters = None,
+        use_tqdm: Progress = False,
+        **vllm_only: object,
     ) -> list[BeamSearchOutput]:
-        """Find the likeliest answers to each prompt; see `triolet.beam_search`."""
+        """Find the likeliest answers to each prompt; see `triolet.beam_search`, and `generate` for `lora_request`."""
         refuse_given(vllm_only)
         bar = _bar(use_tqdm, len(listed := _as_list(prompts)), "Beam search")
         with bar:
             found = []
-            for prompt in listed:
-                found.append(self._search(prompt, params))
+            for prompt, adapter in zip(listed, _adapters_for(lora_request, len(listed)), strict=True):
+                found.append(self._search(prompt, params, adapter))
                 bar.update(1)
         return found
 
-    def _search(self, prompt: Any, params: BeamSearchParams) -> BeamSearchOutput:
+    def _search(self, prompt: Any, params: BeamSearchParams, adapter: LoRARequest | None) -> BeamSearchOutput:
         # As in vLLM, twice as many choices as beams: those that end an answer leave the beam.
         num_choices = min(2 * params.beam_width, self.llm_engine.model_config.vocab_size)
         asked = SamplingParams(
             max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
         )
-        [first] = self._run([prompt], [asked], False, [0])
+        [first] = self._run([prompt], [asked], False, [0], [adapter])
         beams = BeamSearch(params, self.llm_engine.eos_token_ids, first.prompt_token_ids)
         beams.advance(_choices([first]))
         room = self.llm_engine.max_model_len - len(first.prompt_token_ids)
@@ -260,7 +305,8 @@ class LLM:
             if not beams.live:
                 break
             prompts = [{"prompt_token_ids": beam.tokens} for beam in beams.live]
-            beams.advance(_choices(self._run(prompts, [asked] * len(prompts), False, [0] * len(prompts))))
+            same = [asked] * len(prompts), False, [0] * len(prompts), [adapter] * len(prompts)
+            beams.advance(_choices(self._run(prompts, *same)))
         decode, is_plain = self.llm_engine.tokenizer.decode, params.skip_special_tokens
         return BeamSearchOutput(
             tuple(attrs.evolve(beam, text=decode(beam.tokens, is_plain)) for beam in beams.end())
@@ -282,9 +328,11 @@ class LLM:
         params: Sequence[SamplingParams | PoolingParams],
         use_tqdm: Progress,
         priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None] | None = None,
     ) -> list[Any]:
         """Keep as many requests queued as the engine admits, and step until all are answered."""
         engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
+        adapters = adapters or [None] * len(prompts)
         ids: list[str] = []
         outputs: dict[str, Any] = {}
         with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:
@@ -294,7 +342,12 @@ class LLM:
                     # well wait.
                     while len(ids) < len(prompts) and engine.has_place(_num_answers(waiting[len(ids)][1])):
                         prompt, one, priority = waiting[len(ids)]
-                        ids.append(engine.add_request(next(self._ids), prompt, one, priority=priority))
+                        lora = adapters[len(ids)]
+                        ids.append(
+                            engine.add_request(
+                                next(self._ids), prompt, one, lora_request=lora, priority=priority
+                            )
+                        )
                     for output in engine.step():
                         # An engine that was passed in may have requests of others, too.
                         if output.finished and output.request_id in ids:
@@ -320,8 +373,20 @@ class LLM:
         return self.llm_engine.apply_model(func)
 
     def list_loras(self) -> set[int]:
-        """Return the numbers of the loaded LoRA adapters: there are none here."""
-        return set()
+        """Return the numbers of the loaded LoRA adapters."""
+        return self.llm_engine.list_loras()
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
+        return self.llm_engine.add_lora(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget a LoRA adapter. Return False if it is not loaded."""
+        return self.llm_engine.remove_lora(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
+        return self.llm_engine.pin_lora(lora_id)
 
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images."""
@@ -357,6 +422,14 @@ class LLM:
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached KV; see `LLMEngine.reset_prefix_cache`."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+
+def _adapters_for(given: Adapters, num_prompts: int) -> list[LoRARequest | None]:
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * num_prompts
+    listed = list(given)
+    _check_lengths(range(num_prompts), "lora_request", listed)
+    return listed
 
 
 def _num_answers(params: SamplingParams | PoolingParams) -> int:

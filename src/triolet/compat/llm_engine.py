@@ -19,7 +19,7 @@ import attrs
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.facts import EngineFacts
-from triolet.compat.grammars import InProcessGrammars
+from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.pooling import pooled_tensor
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
@@ -31,6 +31,7 @@ from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.profile import StepRecorder
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -111,6 +112,7 @@ class LLMEngine(EngineFacts):
         self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
         core.new_scheduler(self._limits)
         self._grammars = InProcessGrammars(config, core)
+        self._adapters = InProcessAdapters(config, self._info.adapters, self._runner)
         seeds = Random(config.seed)
         self._builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
@@ -183,7 +185,7 @@ class LLMEngine(EngineFacts):
         prompt: Any,
         params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -199,10 +201,10 @@ class LLMEngine(EngineFacts):
             Its id.
         Raises:
             TypeError: the id is no string.
-            InvalidRequest: another argument is wrong.
+            InvalidRequest: another argument is wrong, or the adapter cannot be loaded (`AdapterError`).
             Overloaded: too many requests wait; each of the n answers to a prompt counts.
         """
-        given = {"arrival_time": arrival_time, "lora_request": lora_request, **vllm_only}
+        given = {"arrival_time": arrival_time, **vllm_only}
         refuse_given({**given, "tokenization_kwargs": tokenization_kwargs})
         check_rank(data_parallel_rank)
         check_request_id(request_id)
@@ -212,6 +214,7 @@ class LLMEngine(EngineFacts):
                 prompt,
                 params,
                 cache_salt,
+                lora_request,
                 priority=priority,
                 client=client,
                 trace_headers=accepted_trace_headers(trace_headers, self._tracing),
@@ -227,6 +230,7 @@ class LLMEngine(EngineFacts):
         prompt: Any,
         params: SamplingParams | PoolingParams | None,
         cache_salt: str | None,
+        lora_request: LoRARequest | None,
         *,
         client: str | None,
         **facts: Any,
@@ -242,6 +246,7 @@ class LLMEngine(EngineFacts):
         # Before the prompt is tokenized: work on a request that is refused anyway would be in vain.
         admission.reserve(now_s, params.n, client=client)
         try:
+            adapter = None if lora_request is None else self._adapters.resolve(lora_request)
             content, salt = split_prompt(prompt, None, cache_salt)
             parsed = parse_prompt(content)
             tokenized = self._run(
@@ -259,6 +264,7 @@ class LLMEngine(EngineFacts):
                 client=client,
                 cache_salt=salt,
                 pooling=pooling,
+                adapter=adapter,
                 **facts,
             )
             admission.check_tokens(now_s, client)
@@ -468,8 +474,21 @@ class LLMEngine(EngineFacts):
     # ------------------------------------------------------------------------------------------- numbers
 
     def list_loras(self) -> set[int]:
-        """Return the numbers of the loaded LoRA adapters: there are none here."""
-        return set()
+        """Return the numbers of the loaded LoRA adapters."""
+        return self._adapters.numbers
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
+        self._adapters.resolve(lora_request)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
+        return self._adapters.remove(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
+        return self._adapters.pin(lora_id)
 
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images. Programs call it after every change of weights."""

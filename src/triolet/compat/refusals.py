@@ -10,7 +10,7 @@ from triolet.errors import InvalidRequest, UnsupportedFeature
 Face = TypeVar("Face", bound=type)
 
 NO_ENCODE = "add_request() takes PoolingParams"
-NO_LORA = "LoRA is not enabled"
+NO_PROMPT_ADAPTER = "AsyncLLM takes prompt adapters; vLLM has dropped them"
 NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
 NO_PROFILER = "the folder of traces is `profile_dir` of EngineConfig"
 NO_WEIGHTS = "weights are read once, when the engine starts"
@@ -19,9 +19,6 @@ NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat
 NO_OTHER_ENGINES = "there is one engine, on one machine"
 
 METHODS: Mapping[str, str] = {
-    "add_lora": NO_LORA,
-    "remove_lora": NO_LORA,
-    "pin_lora": NO_LORA,
     "sleep": NO_SLEEP,
     "wake_up": NO_SLEEP,
     "release_kv_cache_memory": NO_SLEEP,
@@ -68,8 +65,7 @@ PARAMETERS: Mapping[str, str] = {
     "client_count": "one engine has one process",
     "client_index": "one engine has one process",
     "aggregate_engine_logging": "there is one engine",
-    "lora_request": NO_LORA,
-    "prompt_adapter_request": "vLLM has dropped it",
+    "prompt_adapter_request": NO_PROMPT_ADAPTER,
     "prefix_pos": "vLLM has dropped it",
     "arrival_time": "a request arrives when it is made",
     "prompt_text": "pass {'prompt_token_ids': ..., 'prompt': ...} to have both",

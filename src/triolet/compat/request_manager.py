@@ -10,7 +10,7 @@ import attrs
 from triolet.compat.async_llm import AsyncLLM
 from triolet.compat.generation import Generation
 from triolet.compat.prompts import split_prompt
-from triolet.compat.refusals import refuse_given
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import RequestStatus
 
@@ -24,7 +24,7 @@ class StreamingRequest:
         prompt: of any form that `AsyncLLM.generate` takes.
         sampling_params: by default the model's own.
         arrival_time: not offered: a request arrives when it is added.
-        lora_request: not offered.
+        lora_request: LoRA adapter that computes the answer.
         priority: lower goes first under the `priority` policy.
     """
 
@@ -32,7 +32,7 @@ class StreamingRequest:
     prompt: Any
     sampling_params: SamplingParams | None = None
     arrival_time: float | None = None
-    lora_request: object = None
+    lora_request: LoRARequest | None = None
     priority: int = 0
 
 
@@ -67,9 +67,13 @@ class RequestManager:
             kept = (one for one in self._kept if self._engine.get_request_status(one.request_id) in LIVE)
             self._kept = [*kept, generation]
             return generation
-        refuse_given({"arrival_time": request.arrival_time, "lora_request": request.lora_request})
         return await self._engine.add_request(
-            request.request_id, request.prompt, request.sampling_params, priority=request.priority
+            request.request_id,
+            request.prompt,
+            request.sampling_params,
+            request.arrival_time,
+            request.lora_request,
+            priority=request.priority,
         )
 
     async def abort_request(self, request_id: str | Iterable[str]) -> None:

@@ -101,6 +101,35 @@ class SchedulerView:
 
 
 @attrs.frozen(kw_only=True)
+class LoRAView:
+    """Limits of LoRA adapters.
+
+    Args:
+        max_lora_rank: highest rank.
+        max_loras: different adapters in one step.
+        max_cpu_loras: adapters that are kept in memory.
+        lora_dtype: in which they are kept.
+    """
+
+    max_lora_rank: int
+    max_loras: int
+    max_cpu_loras: int
+    lora_dtype: str
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self | None:
+        """Make the view of an engine; None if adapters are not enabled."""
+        if not config.enable_lora:
+            return None
+        return cls(
+            max_lora_rank=config.max_lora_rank,
+            max_loras=config.max_loras,
+            max_cpu_loras=config.max_cpu_loras or config.max_loras,
+            lora_dtype=config.lora_dtype,
+        )
+
+
+@attrs.frozen(kw_only=True)
 class DecodingConfig:
     """Backend of structured outputs."""
 

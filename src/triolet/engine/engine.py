@@ -305,6 +305,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         client: str | None = None,
         deadline: float | None = None,
         queue_timeout: float | None = None,
+        lora: LoRARequest | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         owner: str | None = None,
@@ -319,6 +320,8 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             InvalidRequest: see `generate`. A task that the model does not do is refused when the stream is entered.
         """
         self._run.check()
+        if lora is not None:
+            check_type("lora", lora, LoRARequest, "a LoRARequest")
         if pooling_params is not None:
             check_type("pooling_params", pooling_params, PoolingParams, "PoolingParams")
         if truncate_prompt_tokens is not None:
@@ -341,7 +344,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             trace_headers=trace_headers,
             owner=owner,
         )
-        submission.pooling = pooling_params or PoolingParams()
+        submission.pooling, submission.lora = pooling_params or PoolingParams(), lora
         submission.most_tokens = truncate_prompt_tokens
         return PoolingStream(submission, self._stream(submission))
 

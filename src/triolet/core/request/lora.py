@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from pathlib import Path
+from typing import Self
+
 import attrs
 
-from triolet.errors import InvalidRequest, UnsupportedFeature
+from triolet.errors import AdaptersPinned, InvalidRequest, UnsupportedFeature, shown
 
 
 def _check_text(field: str, value: object) -> None:
@@ -74,6 +78,12 @@ class LoRARequest:
         """`lora_path`."""
         return self.lora_path
 
+    @property
+    def folder(self) -> Path:
+        """`lora_path` as an absolute path."""
+        # The folder may be read again by a process with another working directory.
+        return Path(self.lora_path).expanduser().absolute()
+
 
 @attrs.frozen(kw_only=True)
 class Adapter:
@@ -85,10 +95,114 @@ class Adapter:
     digest: str  # of the contents of its files: two adapters of one digest compute the same
     base_model_name: str | None = None
 
+    @classmethod
+    def of(cls, request: LoRARequest, digest: str) -> Self:
+        """Make the adapter that a caller names, with the digest of its files."""
+        return cls(
+            name=request.lora_name,
+            int_id=request.lora_int_id,
+            path=str(request.folder),
+            digest=digest,
+            base_model_name=request.base_model_name,
+        )
+
     @property
     def lora_request(self) -> LoRARequest:
         """Adapter as a caller names it."""
         return LoRARequest(self.name, self.int_id, self.path, self.base_model_name)
+
+
+class AdapterTable:
+    """Loaded adapters, the one that was used last at the end.
+
+    Args:
+        is_enabled: whether requests may have adapters.
+        most: how many may be loaded.
+    """
+
+    def __init__(self, is_enabled: bool, most: int) -> None:
+        self._is_enabled, self._most = is_enabled, most
+        self._adapters: OrderedDict[int, Adapter] = OrderedDict()
+        self._pinned: set[int] = set()
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Loaded adapters."""
+        return tuple(self._adapters.values())
+
+    def check_enabled(self, request: LoRARequest) -> None:
+        """Check that requests may have adapters.
+
+        Raises:
+            InvalidRequest: they may not.
+        """
+        if not self._is_enabled:
+            raise InvalidRequest(
+                f"Got lora_request {shown(request)} but LoRA is not enabled!", field="lora", got=request
+            )
+
+    def find(self, request: LoRARequest) -> Adapter | None:
+        """Return the loaded adapter of a request, which counts as a use; None if its folder must be read.
+
+        Raises:
+            InvalidRequest: name and number disagree with those of a loaded adapter.
+        """
+        number, name = request.lora_int_id, request.lora_name
+        adapter = self._adapters.get(number)
+        if adapter is not None and adapter.name != name:
+            raise InvalidRequest(
+                f"lora_int_id must belong to one adapter; {number} is {shown(adapter.name)}, got {shown(name)}",
+                field="lora_int_id",
+                got=number,
+            )
+        same_name = next((one for one in self._adapters.values() if one.name == name), None)
+        if same_name is not None and same_name.int_id != number:
+            raise InvalidRequest(
+                f"lora_name must belong to one adapter; {shown(name)} has lora_int_id {same_name.int_id}, "
+                f"got {number}",
+                field="lora_name",
+                got=name,
+            )
+        if adapter is None or request.load_inplace:
+            return None
+        self._adapters.move_to_end(number)
+        return adapter
+
+    def add(self, adapter: Adapter) -> None:
+        """Enter an adapter that was read; the one that was not used for longest makes way, and its requests go on.
+
+        Raises:
+            AdaptersPinned: there is no room for another adapter, because all are pinned.
+        """
+        if adapter.int_id not in self._adapters and len(self._adapters) >= self._most:
+            unpinned = [known for known in self._adapters if known not in self._pinned]
+            if not unpinned:
+                raise AdaptersPinned(self._most)
+            del self._adapters[unpinned[0]]
+        self._adapters[adapter.int_id] = adapter
+        self._adapters.move_to_end(adapter.int_id)
+
+    def remove(self, int_id: int) -> bool:
+        """Forget an adapter. Return False if it is not loaded."""
+        self._pinned.discard(int_id)
+        return self._adapters.pop(int_id, None) is not None
+
+    def pin(self, int_id: int) -> Adapter:
+        """Keep an adapter until it is removed, and return it.
+
+        Raises:
+            InvalidRequest: it is not loaded.
+        """
+        if (adapter := self._adapters.get(int_id)) is None:
+            raise InvalidRequest(
+                f"Pinning failed. LoRA {int_id} is not registered.", field="lora_int_id", got=int_id
+            )
+        self._pinned.add(int_id)
+        return adapter
+
+    def is_pinned(self, adapter: Adapter) -> bool:
+        """Return True for an adapter that stays until it is removed."""
+        return adapter.int_id in self._pinned
 
 
 @attrs.frozen

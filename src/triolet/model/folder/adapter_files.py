@@ -106,6 +106,22 @@ def read_adapter(folder: Path, support: AdapterSupport) -> AdapterFiles:
     return AdapterFiles(digest.hexdigest(), modules, data)
 
 
+def digest_of_folder(folder: Path, support: AdapterSupport | None) -> str:
+    """Read an adapter folder and check it; return the digest of its contents.
+
+    Args:
+        folder: of the adapter.
+        support: parts of the model that adapters may change; None for a model without such parts.
+    Raises:
+        AdapterError: see `read_adapter`; or it is no folder, or the model takes no adapters.
+    """
+    if support is None:
+        raise AdapterError(folder, "cannot be used: this model takes no adapters")
+    if not folder.is_dir():
+        raise AdapterError(folder, "is no folder with an adapter (hub ids are not supported: fetch it first)")
+    return read_adapter(folder, support).digest
+
+
 def read_adapter_file(path: Path, folder: Path) -> bytes:
     """Return the contents of a file of an adapter's folder.
 

@@ -1,6 +1,7 @@
-"""Grammars compiled in the process of the engine, for `LLMEngine`.
+"""Grammars and adapters of `LLMEngine`, in the caller's thread.
 
-`Engine` compiles them in processes of their own, which can be killed. Here only the library's own limits hold.
+`Engine` compiles grammars in processes of their own, which can be killed, and reads adapters in worker threads. Here
+only the library's own limits hold, and a call that names an adapter waits until it is read.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.grammar_state import TokenMask
+from triolet.core.request.lora import Adapter, AdapterSupport, AdapterTable, LoRARequest
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import SerializableTokenizer
-from triolet.errors import InvalidParams, UnsupportedFeature
+from triolet.core.step_plan import AdapterRunner, StepRunner
+from triolet.errors import InvalidParams, InvalidRequest, UnsupportedFeature
 from triolet.ipc.grammar import MaskQuestion, Vocabulary
+from triolet.model.folder.adapter_files import digest_of_folder
 from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary, InvalidGrammar
 
 
@@ -82,3 +86,58 @@ class InProcessGrammars:
             del self._num_told[serial]
             for grammar in self._grammars.values():
                 grammar.forget([serial])
+
+
+class InProcessAdapters:
+    """LoRA adapters of one `LLMEngine`.
+
+    Args:
+        config: limits.
+        support: parts of the model that adapters may change; None for a model without such parts.
+        runner: computes with them.
+    """
+
+    def __init__(self, config: EngineConfig, support: AdapterSupport | None, runner: StepRunner) -> None:
+        self._table = AdapterTable(config.enable_lora, config.max_cpu_loras or config.max_loras)
+        self._support, self._runner = support, runner
+
+    @property
+    def numbers(self) -> set[int]:
+        """Numbers of the loaded adapters."""
+        return {adapter.int_id for adapter in self._table.adapters}
+
+    def resolve(self, request: object) -> Adapter:
+        """Return the adapter of a request, loaded now if it is not yet.
+
+        Raises:
+            InvalidRequest: adapters are not enabled, name and number disagree with those of a loaded adapter, or the
+                adapter cannot be loaded (`AdapterError`).
+            AdaptersPinned: there is no room for another adapter, because all are pinned.
+        """
+        if not isinstance(request, LoRARequest):
+            raise InvalidRequest(
+                f"lora_request must be a LoRARequest; got {type(request).__name__}", field="lora_request"
+            )
+        self._table.check_enabled(request)
+        if (adapter := self._table.find(request)) is None:
+            adapter = Adapter.of(request, digest_of_folder(request.folder, self._support))
+            self._prepare(adapter, is_pinned=self._table.is_pinned(adapter))
+            self._table.add(adapter)
+        return adapter
+
+    def _prepare(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        if isinstance(self._runner, AdapterRunner):
+            self._runner.prepare_adapter(adapter.path, adapter.digest, is_pinned=is_pinned)
+
+    def remove(self, int_id: int) -> bool:
+        """Forget an adapter; requests with it go on. Return False if it is not loaded."""
+        return self._table.remove(int_id)
+
+    def pin(self, int_id: int) -> bool:
+        """Keep an adapter loaded until it is removed; return True.
+
+        Raises:
+            InvalidRequest: it is not loaded.
+        """
+        self._prepare(self._table.pin(int_id), is_pinned=True)
+        return True
