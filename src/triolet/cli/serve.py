@@ -63,7 +63,8 @@ def run(
         models: further models, by name.
 
     Raises:
-        ConfigError: the snapshot or the journal cannot be written to its folder, or both are given.
+        ConfigError: the snapshot or the journal cannot be written to its folder, or both are given; or `lora_dir` is
+            given without `enable_lora`.
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -73,6 +74,8 @@ def run(
     check_directory(gateway.journal, "journal")
     if gateway.journal is not None and gateway.snapshot is not None:
         raise ConfigError("journal", "given without snapshot, whose place it takes", gateway.journal)
+    if gateway.lora_dir is not None and not config.enable_lora:
+        raise ConfigError("lora_dir", "given together with enable_lora", gateway.lora_dir)
     warn_of_open_access(gateway, config)
     server = Server(gateway, config, models=models or {})
     try:

@@ -209,6 +209,14 @@ class GatewayConfig(Configuration):
         rule=text(optional=True),
     )
 
+    lora_dir: str | None = option(
+        # None: the routes read folders of the server
+        "Folder below which `/v1/load_lora_adapter` may load LoRA adapters, with an operator's key; by default that "
+        "route and `/v1/unload_lora_adapter` are not there.",
+        default=None,
+        rule=text(optional=True),
+    )
+
     # ----------------------------------------------------------------------------------------- memory
 
     max_stored_responses: int = _count(

@@ -307,6 +307,7 @@ class SamplingPlan:
     params: SamplingParams
     tools: ToolPlan
     model: str | None = None  # name of the model that it was made for; None for the server's first one
+    adapter: str | None = None  # name of the adapter that the request asks for; it is `model`, too
 
 
 @attrs.frozen(kw_only=True)
@@ -337,7 +338,7 @@ def read_event(
     """Parse and check a message; errors are returned in the event.
 
     Args:
-        models: names under which the model answers.
+        models: names under which the model and its adapters answer.
         plan_of: returns the sampling parameters and the tool plan of a request; raises WireError.
         limits: on the shape of the JSON.
     """

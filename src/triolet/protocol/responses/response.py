@@ -81,10 +81,11 @@ class ResponseBuilder:
         response_id: such as `resp_...`.
         request: what was asked for.
         params: with what it is sampled.
-        model: name of the model.
+        model: name of the model, or of the adapter.
         created_at: seconds since the epoch.
         new_id: names items.
         plan: how it is read.
+        adapter: name of the adapter that computes it; None for the model alone.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
         outlives_server: the next server goes on with it, if this one cannot finish it.
     """
@@ -96,6 +97,7 @@ class ResponseBuilder:
     created_at: int
     new_id: NewId
     plan: ToolPlan = attrs.field(factory=plan_tools)
+    adapter: str | None = None
     chat: tuple[Message, ...] = ()
     survives_restart: bool = False
     is_handed_over: bool = attrs.field(default=False, init=False)

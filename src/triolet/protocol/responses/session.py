@@ -222,7 +222,8 @@ class ResponsesContext:
 
     Args:
         access: rules of the server.
-        models: names of the model; responses carry the first one.
+        models: names of the model; responses carry the first one, or the name of the adapter that was asked for.
+        adapter_names: returns the names of the model's adapters.
         defaults: the model's default sampling parameters.
         store: of responses that outlive their connection.
         find_resumable: finds a resumable response by id and owner.
@@ -242,6 +243,7 @@ class ResponsesContext:
     store: ResponseStore
     new_id: NewId
     access: Access = attrs.field(factory=Access)
+    adapter_names: Callable[[], tuple[str, ...]] = tuple
     find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -260,7 +262,11 @@ class ResponsesContext:
         """
         # Once per request, because a client may send hundreds of tools, and a plan reads them all.
         tools = request.plan(self.tool_parser, self.reasoning_parser)
-        return SamplingPlan(request.sampling_params(self.defaults, tools), tools, self.models[0])
+        # Its name has been checked: one that is not the model's is an adapter's.
+        adapter = None if request.model in self.models else request.model
+        return SamplingPlan(
+            request.sampling_params(self.defaults, tools), tools, adapter or self.models[0], adapter
+        )
 
     def answer(
         self, request: CreateResponse, planned: SamplingPlan, before: tuple[Message, ...], now: int
@@ -278,6 +284,7 @@ class ResponsesContext:
             request=request,
             params=planned.params,
             model=planned.model or self.models[0],
+            adapter=planned.adapter,
             created_at=now,
             new_id=self.new_id,
             plan=planned.tools,

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import Any
 
 import attrs
 import trio
@@ -15,7 +16,7 @@ from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
 from triolet.protocol.access import Access
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, model_not_found
 from triolet.protocol.json import JsonLimits
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
@@ -83,6 +84,7 @@ async def _generate_once(
         cache_salt=salt_of(request.cache_salt, owner),
         trace_headers=request.trace_headers,
         owner=owner,
+        **({} if answer.adapter is None else adapter_argument(engine, answer.adapter)),
     )
     try:
         async with stream:
@@ -152,6 +154,7 @@ def responses_context(
     """
     return ResponsesContext(
         models=_names(engine),
+        adapter_names=lambda: adapter_names(engine),
         access=access_to(engine, config),
         defaults=engine.default_sampling_params(),
         store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
@@ -197,6 +200,29 @@ def access_to(engine: Engine, config: GatewayConfig) -> Access:
 def _names(engine: Engine) -> tuple[str, ...]:
     # The model is also served under the path or hub id that it was loaded by.
     return tuple(dict.fromkeys(filter(None, (engine.model_name, engine.config.model))))
+
+
+def adapter_names(engine: Engine) -> tuple[str, ...]:
+    """Return the names of the loaded LoRA and prompt adapters: requests may have one in the place of the model's."""
+    return (
+        *(adapter.lora_name for adapter in engine.loras()),
+        *(adapter.prompt_adapter_name for adapter in engine.prompt_adapters()),
+    )
+
+
+def adapter_argument(engine: Engine, name: str) -> dict[str, Any]:
+    """Return the argument of `Engine.generate` for the adapter of a name.
+
+    Raises:
+        WireError: no adapter of that name is loaded.
+    """
+    for lora in engine.loras():
+        if lora.lora_name == name:
+            return {"lora": lora}
+    for prompt_adapter in engine.prompt_adapters():
+        if prompt_adapter.prompt_adapter_name == name:
+            return {"prompt_adapter": prompt_adapter}
+    raise model_not_found(name)
 
 
 def new_id(prefix: str) -> str:

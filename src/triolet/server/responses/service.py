@@ -58,6 +58,7 @@ from triolet.server.responses.generate import (
     EmitEvents,
     WaitForRoom,
     access_to,
+    adapter_names,
     input_budget,
     json_limits,
     over_limit,
@@ -195,7 +196,7 @@ class ResponsesConnection:
         return refused
 
     async def _read_event(self, raw: str | bytes, plan_of: PlanOf) -> ClientEvent:
-        models = self._context.models
+        models = (*self._context.models, *self._context.adapter_names())
         limits = json_limits(self._config)
         if len(raw) < LONG_INPUT_BYTES:
             return read_event(raw, models, plan_of, limits)
@@ -340,6 +341,7 @@ class ResponsesService:
         return attrs.evolve(
             self.context,
             models=(name,),
+            adapter_names=lambda: adapter_names(engine),
             defaults=engine.default_sampling_params(),
             tool_parser=engine.tool_parser,
             reasoning_parser=engine.reasoning_parser,

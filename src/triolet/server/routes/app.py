@@ -23,6 +23,7 @@ from triolet.server.routes.operations import (
     health,
     is_paused,
     is_sleeping,
+    load_lora_adapter,
     metrics,
     model,
     models,
@@ -33,6 +34,7 @@ from triolet.server.routes.operations import (
     sleep,
     start_profile,
     stop_profile,
+    unload_lora_adapter,
     update_weights_from_disk,
     version,
     wake_up,
@@ -84,8 +86,13 @@ def create_app(
         Route("/start_profile", start_profile, methods=["POST"]),
         Route("/stop_profile", stop_profile, methods=["POST"]),
     ]
+    adapters = [
+        Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
+    ]
     app = Starlette(
         routes=[
+            *(adapters if config.lora_dir is not None else ()),
             *(profiling if engine.config.profile_dir is not None else ()),
             Route("/", page),
             Route("/static/{name}", static),

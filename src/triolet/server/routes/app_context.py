@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +13,6 @@ import trio
 from starlette.requests import Request
 
 from triolet.config.server import GatewayConfig
-from triolet.core.request.lora import LoRARequest
 from triolet.engine.engine import Engine
 from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.access import Access
@@ -19,7 +20,13 @@ from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
 from triolet.protocol.pooling import PooledRequest
 from triolet.protocol.responses.session import ResponsesContext
-from triolet.server.responses.generate import ActiveResponses, access_to, salt_of
+from triolet.server.responses.generate import (
+    ActiveResponses,
+    access_to,
+    adapter_argument,
+    adapter_names,
+    salt_of,
+)
 from triolet.server.responses.service import ResponsesService
 from triolet.server.transport.client_stream import InputBudget
 
@@ -37,6 +44,7 @@ class AppContext:
         gateway: of the server that the app belongs to, if any.
         input_budget: memory for bodies that are being read.
         began_at: start of the app, seconds since the epoch.
+        adapter_numbers: for adapters that are loaded over HTTP; none is used twice.
     """
 
     engine: Engine
@@ -48,6 +56,7 @@ class AppContext:
     metrics: Metrics
     input_budget: InputBudget
     began_at: int = attrs.field(factory=lambda: int(time.time()))
+    adapter_numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     @property
     def access(self) -> Access:
@@ -62,18 +71,20 @@ class AppContext:
         """Check the name of a model.
 
         Args:
-            takes_adapters: whether it may be the name of a loaded LoRA adapter, too.
+            takes_adapters: whether it may be the name of a loaded adapter, too.
         Raises:
             WireError: no model of that name is served.
         """
-        if name not in self.model_names and not (takes_adapters and self.adapter(name) is not None):
+        if name not in self.model_names and not (takes_adapters and name in adapter_names(self.engine)):
             raise model_not_found(name)
 
-    def adapter(self, name: str) -> LoRARequest | None:
-        """Return the loaded LoRA adapter of a name; None if it is a model's."""
-        if name in self.model_names:
-            return None
-        return next((adapter for adapter in self.engine.loras() if adapter.lora_name == name), None)
+    def adapter_argument(self, name: str) -> dict[str, Any]:
+        """Return the argument of `Engine.generate` for the adapter of a name; none if it is the model's.
+
+        Raises:
+            WireError: neither the model nor an adapter has that name.
+        """
+        return {} if name in self.model_names else adapter_argument(self.engine, name)
 
     def acquire_slot(self, owner: str | None) -> AbstractContextManager[None]:
         """Hold one of the active responses that a key may have.

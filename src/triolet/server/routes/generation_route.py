@@ -41,8 +41,9 @@ class GenerationHandler(ABC, Generic[Body]):
     frame: dict[str, Any] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        adapter = self.arguments.get("lora")
-        model = self.context.engine.model_name if adapter is None else adapter.lora_name
+        context = self.context
+        # A response carries the first name of the model, or that of the adapter.
+        model = context.engine.model_name if self.body.model in context.model_names else self.body.model
         self.frame = {"answer_id": new_id(self.ID_PREFIX), "created": int(time.time()), "model": model}
 
     @classmethod
@@ -50,7 +51,7 @@ class GenerationHandler(ABC, Generic[Body]):
         cls, request: Request, context: AppContext, body: Body, params: SamplingParams, **more: Any
     ) -> Self:
         """Return the handler of a request."""
-        arguments = {**context.arguments(request, body), "lora": context.adapter(body.model)}
+        arguments = {**context.arguments(request, body), **context.adapter_argument(body.model)}
         return cls(context, body, params, arguments, owner_of(request), **more)
 
     async def response(self, request: Request) -> Response:

@@ -1,23 +1,25 @@
-"""Routes for operators: health, metrics, version, models, live requests, pause, sleep and weights.
+"""Routes for operators: health, metrics, version, models, live requests, pause, sleep, weights and adapters.
 
 The routes that change something ask for an operator's key, where there are keys.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import triolet
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
 from triolet.errors import EngineDead, EngineUnhealthy, ModelError
 from triolet.observability.prometheus import CONTENT_TYPE
-from triolet.protocol.errors import WireError, model_not_found, wrong
+from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.responses.session import shutting_down
+from triolet.server.responses.generate import adapter_argument, adapter_names
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import read_json
 
@@ -113,9 +115,7 @@ async def is_sleeping(request: Request) -> Response:
 async def update_weights_from_disk(request: Request) -> Response:
     """Serve with the weights of another folder of the server, for an operator: `{"model_path": PATH}`, as in SGLang."""
     engine = operator_context(request).engine
-    body: dict[str, Any] = await read_json(request, lambda payload: payload)
-    if unknown := sorted(body.keys() - {"model_path", "mode"}):
-        raise wrong(unknown[0], "left out", body[unknown[0]])
+    body = await _read_fields(request, "model_path", "mode")
     try:
         await engine.reload_weights(body.get("model_path"), mode=body.get("mode", "keep"))  # type: ignore[arg-type]
     except ModelError as error:
@@ -140,6 +140,83 @@ async def start_profile(request: Request) -> Response:
 async def stop_profile(request: Request) -> Response:
     """End a profile, for an operator, and answer where its trace is."""
     return JSONResponse({"status": "written", "path": await operator_context(request).engine.stop_profile()})
+
+
+async def load_lora_adapter(request: Request) -> Response:
+    """Load a LoRA adapter, for an operator: `{"lora_name", "lora_path", "load_inplace"}`, as in vLLM.
+
+    `lora_path` lies within the server's `lora_dir`; the route is there only with that.
+    """
+    context = operator_context(request)
+    engine = context.engine
+    body = await _read_fields(request, "lora_name", "lora_path", "load_inplace")
+    name, load_inplace = body.get("lora_name"), body.get("load_inplace", False)
+    if not name or not body.get("lora_path"):
+        param = "lora_path" if name else "lora_name"
+        raise WireError(
+            "Both 'lora_name' and 'lora_path' must be provided.", code="invalid_value", param=param
+        )
+    if not isinstance(name, str) or name in context.model_names:
+        raise wrong("lora_name", "a string that is not the model's name", name)
+    if not isinstance(load_inplace, bool):
+        raise wrong("load_inplace", "true or false", load_inplace)
+    folder = _adapter_folder(context.config.lora_dir or "", body["lora_path"])
+    numbers = {lora.lora_name: lora.lora_int_id for lora in engine.loras()}
+    if name in adapter_names(engine) and not (load_inplace and name in numbers):
+        raise WireError(
+            f"The lora adapter {name!r} has already been loaded. If you want to load the adapter in place, set "
+            "'load_inplace' to True.",
+            code="invalid_value",
+            param="lora_name",
+        )
+    if not folder.is_dir():
+        sentence = f"Loading lora {name} failed: No adapter found for {body['lora_path']}"
+        raise WireError(sentence, code="adapter_not_found", status=404, param="lora_path")
+    number = numbers.get(name) or next(
+        number for number in context.adapter_numbers if number not in engine.list_loras()
+    )
+    await engine.add_lora(LoRARequest(name, number, str(folder), load_inplace=load_inplace))
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload_lora_adapter(request: Request) -> Response:
+    """Forget a LoRA adapter, for an operator: `{"lora_name", "lora_int_id"}`, as in vLLM; requests with it go on."""
+    engine = operator_context(request).engine
+    body = await _read_fields(request, "lora_name", "lora_int_id")
+    name, number = body.get("lora_name"), body.get("lora_int_id")
+    if not name or not isinstance(name, str):
+        raise wrong("lora_name", "the name of an adapter", name)
+    loaded = {lora.lora_name: lora.lora_int_id for lora in engine.loras()}
+    if name not in loaded or number not in (None, loaded[name]):
+        sentence = f"The lora adapter '{name}' cannot be found."
+        raise WireError(sentence, code="adapter_not_found", status=404, param="lora_name")
+    engine.remove_lora(loaded[name])
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _adapter_folder(allowed: str, path: object) -> Path:
+    """Return the folder of an adapter.
+
+    Raises:
+        WireError: it is not within the allowed folder, all links followed.
+    """
+    root = Path(allowed).resolve()
+    folder = (root / path).resolve() if isinstance(path, str) and "\0" not in path else None
+    if folder is None or folder == root or not folder.is_relative_to(root):
+        raise wrong("lora_path", "a folder within the server's lora_dir", path)
+    return folder
+
+
+async def _read_fields(request: Request, *names: str) -> dict[str, Any]:
+    """Return the body of a request.
+
+    Raises:
+        WireError: it is no JSON object, or has another field.
+    """
+    body: dict[str, Any] = await read_json(request, lambda payload: payload)
+    if unknown := sorted(body.keys() - set(names)):
+        raise wrong(unknown[0], "left out", body[unknown[0]])
+    return body
 
 
 def operator_context(request: Request) -> AppContext:
@@ -199,7 +276,7 @@ async def requests(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """List the served models under all their names."""
     context = context_of(request)
-    adapters = [_adapter_card(context, adapter) for adapter in context.engine.loras()]
+    adapters = [_adapter_card(context, name) for name in adapter_names(context.engine)]
     return JSONResponse(
         {"object": "list", "data": [*(_card(context, name) for name in context.model_names), *adapters]}
     )
@@ -211,22 +288,21 @@ async def model(request: Request) -> Response:
     name: str = request.path_params["name"]
     if not name:  # a trailing slash
         return await models(request)
-    if (adapter := context.adapter(name)) is not None:
-        return JSONResponse(_adapter_card(context, adapter))
-    if name not in context.model_names:
-        raise model_not_found(name)
-    return JSONResponse(_card(context, name))
+    context.check_model(name, takes_adapters=True)
+    is_adapter = name not in context.model_names
+    return JSONResponse(_adapter_card(context, name) if is_adapter else _card(context, name))
 
 
-def _adapter_card(context: AppContext, adapter: LoRARequest) -> dict[str, Any]:
+def _adapter_card(context: AppContext, name: str) -> dict[str, Any]:
     # The folder is not shown: with keys, it would tell any client about the disk of the server.
+    lora = adapter_argument(context.engine, name).get("lora")
     return {
-        "id": adapter.lora_name,
+        "id": name,
         "object": "model",
         "created": context.began_at,
         "owned_by": "triolet",
-        "root": adapter.lora_name,
-        "parent": adapter.base_model_name or context.engine.model_name,
+        "root": name,
+        "parent": (lora and lora.base_model_name) or context.engine.model_name,
         "max_model_len": context.engine.max_model_len,
         "tasks": (GENERATE,),
     }

@@ -38,7 +38,7 @@ async def responses(request: Request) -> Response:
 
     def planned_body(payload: dict[str, Any]) -> tuple[CreateResponse, SamplingPlan]:
         body = CreateResponse.of(payload)
-        context.check_model(body.model)
+        context.check_model(body.model, takes_adapters=True)
         return body, context.responses_context.planned(body)
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.

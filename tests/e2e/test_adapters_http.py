@@ -1,0 +1,162 @@
+"""Adapters over HTTP and WebSocket: their names stand where a model's do, and operators load and unload them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triolet
+from tests.e2e.test_prompt_adapters import make_prompt_adapter
+from tests.model.tiny import make_model
+from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
+from tests.server.responses.websocket_client import connected, text_of
+from tests.server.routes.harness import Answer, Scene
+from triolet import LoRARequest, PromptAdapterRequest, SamplingParams
+from triolet.config.server import GatewayConfig
+from triolet.server import create_app
+from triolet.server.responses.service import open_gateway
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+WISH: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+QUESTION = [{"role": "user", "content": "Which one are you?"}]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("qwen3", tmp_path_factory.mktemp("models") / "tiny", with_tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two LoRA adapters, a soft prompt, a broken adapter, and a link that leads out of it."""
+    root = tmp_path_factory.mktemp("adapters")
+    (root / "loras").mkdir()
+    for seed, name in enumerate(("first", "second"), start=1):
+        make_adapter(base, root / "loras" / name, every_layer(LINEAR), seed=seed)
+    make_prompt_adapter(base, root / "loras" / "soft", "PROMPT_TUNING", 3)
+    broken = make_adapter(base, root / "loras" / "broken", every_layer(LINEAR))
+    (broken / "adapter_config.json").write_text("{}")
+    make_adapter(base, root / "outside", every_layer(LINEAR))
+    (root / "loras" / "link").symlink_to(root / "outside")
+    return root / "loras"
+
+
+def open_engine(base: Path, **fields: Any) -> Any:
+    settings: dict[str, Any] = {"runner": "inline", "enable_lora": True, "max_loras": 2, "num_kv_blocks": 64}
+    return triolet.open_engine(model=str(base), dtype="float32", log_stats=False, **settings, **fields)
+
+
+async def test_an_adapters_name_is_a_model_on_every_route_that_generates(base: Path, folder: Path) -> None:
+    loras, soft = (f"first={folder / 'first'}",), (f"soft={folder / 'soft'}",)
+    expected = {}
+    params = SamplingParams(**WISH, max_tokens=8)
+    async with (
+        open_engine(base, lora_modules=loras, prompt_adapters=soft) as engine,
+        open_gateway(engine) as gateway,
+    ):
+        scene = Scene(engine, create_app(engine, gateway=gateway), gateway)
+        adapters: dict[str, dict[str, Any]] = {
+            engine.model_name: {},
+            "first": {"lora": LoRARequest("first", 1, str(folder / "first"))},
+            "soft": {"prompt_adapter": PromptAdapterRequest("soft", 1, str(folder / "soft"))},
+        }
+        for name, argument in adapters.items():
+            expected[name] = (await engine.complete(QUESTION, params, **argument)).outputs[0].text
+            chat = await scene.post(
+                "/v1/chat/completions", {**WISH, "model": name, "messages": QUESTION, "max_tokens": 8}
+            )
+            assert chat.json["choices"][0]["message"]["content"] == expected[name]
+            wish = {**WISH, "model": name, "input": QUESTION, "max_output_tokens": 8}
+            response = (await scene.post("/v1/responses", wish)).json
+            assert response["output"][0]["content"][0]["text"] == expected[name]
+            async with connected(gateway) as client:
+                await client.create(**wish)
+                events = await client.until_ended()
+            assert text_of(events) == expected[name]
+            told = (chat.json["model"], response["model"], events[-1]["response"]["model"])
+            assert told == (name, name, name)
+            assert (await scene.get(f"/v1/models/{name}")).json["id"] == name
+        assert len(set(expected.values())) == 3
+        async with connected(gateway) as client:
+            await client.create(model="second")
+            assert (await client.until_ended())[-1]["error"]["code"] == "model_not_found"
+
+
+async def test_operators_load_and_unload_adapters_of_one_folder(base: Path, folder: Path) -> None:
+    config = GatewayConfig(api_keys=("operator", "plain"), priority_keys=("operator",), lora_dir=str(folder))
+    operator, plain = ({"authorization": f"Bearer {key}"} for key in ("operator", "plain"))
+    async with open_engine(base) as engine:
+        scene = Scene(engine, create_app(engine, config), None)
+
+        async def complete(name: str) -> Answer:
+            wish = {**WISH, "model": name, "prompt": "a text", "max_tokens": 8}
+            return await scene.post("/v1/completions", wish, headers=plain)
+
+        async def load(name: str, path: str, **more: Any) -> Answer:
+            return await scene.post(LOAD, {"lora_name": name, "lora_path": path, **more}, headers=operator)
+
+        alone = (await complete(engine.model_name)).json["choices"][0]["text"]
+        refused = await scene.post(LOAD, {"lora_name": "x", "lora_path": "first"}, headers=plain)
+        assert refused.error[:2] == (403, "operator_key_needed")
+        assert (await complete("x")).error[1] == "model_not_found"
+        loaded = await load("x", "first")
+        assert (loaded.status, loaded.body) == (200, b"Success: LoRA adapter 'x' added successfully.")
+        first = (await complete("x")).json["choices"][0]["text"]
+        params = SamplingParams(**WISH, max_tokens=8)
+        request = LoRARequest("y", 9, str(folder / "first"))
+        assert first == (await engine.complete("a text", params, lora=request)).outputs[0].text != alone
+        again = await load("x", "second")
+        assert again.error == (400, "invalid_value", "lora_name")
+        assert "'load_inplace' to True" in again.json["error"]["message"]
+        assert (await load("x", str(folder / "second"), load_inplace=True)).status == 200
+        second = (await complete("x")).json["choices"][0]["text"]
+        assert second not in (first, alone)
+        listed = (await scene.get("/v1/models", headers=plain)).json["data"]
+        assert {card["id"] for card in listed if card["parent"]} == {"x", "y"}
+        unloaded = await scene.post(UNLOAD, {"lora_name": "x"}, headers=operator)
+        assert unloaded.body == b"Success: LoRA adapter 'x' removed successfully."
+        assert (await complete("x")).error[1] == "model_not_found"
+        assert (await scene.post(UNLOAD, {"lora_name": "x"}, headers=operator)).error == (
+            404,
+            "adapter_not_found",
+            "lora_name",
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"lora_path": "first"}, (400, "invalid_value", "lora_name")),
+        ({"lora_name": "x"}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": 3, "lora_path": "first"}, (400, "invalid_value", "lora_name")),
+        ({"lora_name": "tiny", "lora_path": "first"}, (400, "invalid_value", "lora_name")),
+        ({"lora_name": "x", "lora_path": 3}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "../outside"}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "link"}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "/etc"}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "."}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "a\0b"}, (400, "invalid_value", "lora_path")),
+        ({"lora_name": "x", "lora_path": "missing"}, (404, "adapter_not_found", "lora_path")),
+        ({"lora_name": "x", "lora_path": "first", "load_inplace": 1}, (400, "invalid_value", "load_inplace")),
+        ({"lora_name": "x", "lora_path": "first", "rank": 8}, (400, "invalid_value", "rank")),
+        ({"lora_name": "x", "lora_path": "soft"}, (400, "invalid_value", "lora")),
+        ({"lora_name": "x", "lora_path": "broken"}, (400, "invalid_value", "lora")),
+    ],
+)
+async def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(
+    body: dict[str, Any], error: tuple[int, str, str], base: Path, folder: Path
+) -> None:
+    async with open_engine(base) as engine:
+        scene = Scene(engine, create_app(engine, GatewayConfig(lora_dir=str(folder))), None)
+        assert (await scene.post(LOAD, body)).error == error
+        assert engine.loras() == ()
+        assert (await scene.post(LOAD, {"lora_name": "x", "lora_path": "first"})).status == 200
+
+
+async def test_without_a_folder_for_adapters_the_routes_are_not_there(base: Path) -> None:
+    async with open_engine(base) as engine:
+        scene = Scene(engine, create_app(engine), None)
+        for route in (LOAD, UNLOAD):
+            assert (await scene.post(route, {"lora_name": "x", "lora_path": "first"})).status == 404
