@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,41 @@ async def test_an_adapters_name_is_a_model_on_every_route_that_generates(base: P
         async with connected(gateway) as client:
             await client.create(model="second")
             assert (await client.until_ended())[-1]["error"]["code"] == "model_not_found"
+
+
+async def test_a_lora_adapter_is_a_model_of_pooled_requests_and_a_prompt_adapter_is_not(
+    base: Path, folder: Path
+) -> None:
+    loras, soft = (f"first={folder / 'first'}",), (f"soft={folder / 'soft'}",)
+    async with open_engine(base, lora_modules=loras, prompt_adapters=soft, convert="embed") as engine:
+        scene = Scene(engine, create_app(engine), None)
+        wish = {"input": "a text"}
+        for adapter in (None, LoRARequest("first", 1, str(folder / "first"))):
+            name = engine.model_name if adapter is None else "first"
+            answer = (await scene.post("/v1/embeddings", {**wish, "model": name})).json
+            async with engine.encode("a text", lora=adapter) as stream:
+                expected = (await stream.output()).outputs.data.tolist()
+            assert (answer["model"], answer["data"][0]["embedding"]) == (name, expected)
+        assert (await scene.post("/v1/embeddings", {**wish, "model": "soft"})).error[1:] == (
+            "invalid_value",
+            "model",
+        )
+
+
+async def test_metrics_name_the_adapters_of_running_and_of_waiting_requests(base: Path, folder: Path) -> None:
+    params = SamplingParams(**WISH, max_tokens=64)
+    async with open_engine(base, max_num_seqs=2) as engine, AsyncExitStack() as stack:
+        scene = Scene(engine, create_app(engine), None)
+        for number, name in enumerate(("first", "first", "second"), start=1):
+            adapter = LoRARequest(name, 1 if name == "first" else 2, str(folder / name))
+            stream = engine.generate([1, 2, number], params, lora=adapter)
+            await stack.enter_async_context(stream)
+            if number < 3:
+                await anext(stream)
+        lines = (await scene.get("/metrics")).body.decode().splitlines()
+        [line] = [line for line in lines if line.startswith("triolet:lora_requests_info{")]
+        labels = 'max_lora="2",running_lora_adapters="first",waiting_lora_adapters="second"'
+        assert line.startswith(f"triolet:lora_requests_info{{{labels}}} ")
 
 
 async def test_operators_load_and_unload_adapters_of_one_folder(base: Path, folder: Path) -> None:

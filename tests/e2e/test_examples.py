@@ -51,6 +51,12 @@ def test_embeddings_rank_texts_while_a_story_is_told(run: Run) -> None:
     assert ranked[0] == ("1.000", "A fox lives in the forest.")
 
 
+def test_lora_answers_with_the_model_and_with_each_adapter(run: Run) -> None:
+    answers = dict(line.split(": ", 1) for line in run("lora").splitlines())
+    assert answers.keys() == {"no adapter", "random-1", "random-2"}
+    assert len(set(answers.values())) == 3
+
+
 def test_rerank_puts_the_text_that_was_asked_for_first(run: Run) -> None:
     ranked = re.findall(r"^(-?\d\.\d{3})  (.+)$", run("rerank", "Two and two are four."), re.MULTILINE)
     assert [score for score, _ in ranked] == sorted((score for score, _ in ranked), key=float, reverse=True)

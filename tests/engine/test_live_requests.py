@@ -54,6 +54,7 @@ async def test_the_table_says_where_every_live_request_is(autojump_clock: MockCl
             "num_preemptions": 0,
             "age_s": 3.5 * STEP_S,
             "time_left_s": None,
+            "lora_name": None,
         }
     )
     assert (waits.status, waits.queue_position, waits.priority, waits.num_kv_blocks) == ("waiting", 0, 3, 0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from triolet.actors.adapters import AdapterRegistry
 from triolet.config.engine import EngineConfig
-from triolet.core.request.lora import LoRARequest
+from triolet.core.output.output_processor import LiveRequest
+from triolet.core.request.lora import AdapterUsage, LoRARequest
+from triolet.core.request.request import RequestStatus
 from triolet.engine.submission import TrioRunGuard, check_type
 from triolet.errors import ConfigError
 
@@ -52,6 +56,16 @@ class AdapterMethods:
         """
         self._run.check()
         return await self._adapters.pin(lora_int_id)
+
+
+def adapter_usage(live: Iterable[LiveRequest], max_loras: int) -> AdapterUsage:
+    """Return the LoRA adapters of live requests."""
+    names: dict[RequestStatus, dict[str, None]] = {RequestStatus.RUNNING: {}, RequestStatus.WAITING: {}}
+    for request in live:
+        if request.lora_name is not None and request.status in names:
+            names[request.status][request.lora_name] = None
+    running, waiting = map(tuple, names.values())
+    return AdapterUsage(max_loras, running, waiting)
 
 
 async def add_lora_modules(engine: AdapterMethods) -> None:

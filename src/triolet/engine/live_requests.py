@@ -39,6 +39,7 @@ def _on_its_way(submission: Submission, now_s: float) -> LiveRequest:
         n=1 if submission.params is None else submission.params.n,
         age_s=now_s - submission.began_s,
         time_left_s=_time_left(submission.deadline_s, now_s),
+        lora_name=_lora_name(submission),
     )
 
 
@@ -59,7 +60,12 @@ def _admitted(submission: Submission, core: EngineCore, now_s: float) -> LiveReq
         num_preemptions=sum(entry.num_preemptions for entry in entries),
         age_s=now_s - submission.began_s,
         time_left_s=_time_left(entries[0].request.deadline_s, now_s),
+        lora_name=_lora_name(submission),
     )
+
+
+def _lora_name(submission: Submission) -> str | None:
+    return None if submission.lora is None else submission.lora.lora_name
 
 
 def _num_blocks(core: EngineCore, entry: JournalEntry) -> int:

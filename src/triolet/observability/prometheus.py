@@ -19,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from triolet.core.engine_core import EngineStatistics
 from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
 from triolet.core.recovery.supervision import RESTART_CAUSES
+from triolet.core.request.lora import AdapterUsage
 from triolet.core.request.request import FinishReason
 
 DEFAULT_PREFIX: Final = "triolet:"
@@ -131,9 +132,15 @@ class Metrics:
     Args:
         engine: a running engine.
         prefix: of every name, colon included.
+        adapters: returns the adapters that are in use; None for an engine without adapters.
     """
 
-    def __init__(self, engine: MetricsSource, prefix: str = DEFAULT_PREFIX) -> None:
+    def __init__(
+        self,
+        engine: MetricsSource,
+        prefix: str = DEFAULT_PREFIX,
+        adapters: Callable[[], AdapterUsage] | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._engine, self._prefix = engine, prefix
         self._labels = {"model_name": engine.model_name, "engine": str(engine.statistics().engine_index)}
@@ -202,6 +209,7 @@ class Metrics:
             _SLEEP_STATES,
         )
         self._make_cache_info()
+        self._adapters, self._adapter_info = adapters, self._make_adapter_info() if adapters else None
         self._last: EngineStatistics | None = None
         self._catch_up(engine.statistics())
         engine.add_stat_logger(self)
@@ -210,6 +218,7 @@ class Metrics:
         """Return the metrics as text; the content type is `CONTENT_TYPE`."""
         self._engine.tell_stat_loggers()
         self._catch_up(self._engine.statistics())
+        self._catch_up_adapters()
         return generate_latest(self.registry)
 
     # ---------------------------------------------------------------------------------------- making
@@ -257,6 +266,14 @@ class Metrics:
             registry=self.registry,
         )
         info.labels(**self._labels, **facts).set(1)
+
+    def _make_adapter_info(self) -> Gauge:
+        return Gauge(
+            self._prefix + "lora_requests_info",
+            "Time of this answer; the labels name the LoRA adapters of running and waiting requests.",
+            ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            registry=self.registry,
+        )
 
     # ------------------------------------------------------------------------------------- recording
 
@@ -307,6 +324,15 @@ class Metrics:
             seen["request_time_per_output_token_seconds"] = metrics.decode_time / max(1, num_tokens - 1)
         for name, value in seen.items():
             self._histograms[name].observe(value)
+
+    def _catch_up_adapters(self) -> None:
+        if self._adapters is None or self._adapter_info is None:
+            return
+        usage = self._adapters()
+        self._adapter_info.clear()  # one series: each set of names would otherwise leave its own behind
+        self._adapter_info.labels(
+            str(usage.max_loras), ",".join(usage.running), ",".join(usage.waiting)
+        ).set_to_current_time()
 
     def _catch_up(self, now: EngineStatistics) -> None:
         """Update all metrics that the engine counts itself."""

@@ -448,6 +448,7 @@ class LiveRequest:
         num_preemptions: times that blocks were taken back.
         age_s: since it arrived, seconds.
         time_left_s: until its deadline, seconds; None if it has none.
+        lora_name: of its LoRA adapter; None if it has none.
     """
 
     request_id: str
@@ -464,6 +465,7 @@ class LiveRequest:
     num_preemptions: int = 0
     age_s: float = 0.0
     time_left_s: float | None = None
+    lora_name: str | None = None
 
 
 @attrs.frozen(kw_only=True)

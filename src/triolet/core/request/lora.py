@@ -224,3 +224,12 @@ class AdapterSupport:
     modules: tuple[AdapterModule, ...]
     prefix: str  # of the names of all modules in a checkpoint, such as `model.`
     max_rank: int
+
+
+@attrs.frozen
+class AdapterUsage:
+    """LoRA adapters of the live requests, by name; an adapter with requests of both kinds is in both."""
+
+    max_loras: int  # most in one step
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]

@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from triolet.config.server import GatewayConfig
+from triolet.engine.adapters import adapter_usage
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
 from triolet.observability.prometheus import GatewayMetrics, Metrics
@@ -75,7 +76,13 @@ def create_app(
         responses_context=gateway.context if gateway is not None else responses_context(engine, config),
         active=gateway.active if gateway is not None else ActiveResponses(),
         gateway=gateway,
-        metrics=Metrics(engine, config.metrics_prefix),
+        metrics=Metrics(
+            engine,
+            config.metrics_prefix,
+            (lambda: adapter_usage(engine.requests(), engine.config.max_loras))
+            if engine.config.enable_lora
+            else None,
+        ),
         gateway_metrics=gateway.metrics if gateway is not None else GatewayMetrics(config.metrics_prefix),
         input_budget=gateway.input_budget if gateway is not None else input_budget(config),
     )

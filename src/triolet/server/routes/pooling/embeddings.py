@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.errors import InvalidRequest, RequestFailed
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.pooling import ClassifyRequest, EmbeddingsRequest, PooledRequest, PoolingRequest
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json
@@ -22,7 +22,7 @@ async def embeddings(request: Request) -> Response:
     """Answer the embedding of each input."""
     context = context_of(request)
     body = await read_json(request, EmbeddingsRequest.of)
-    context.check_model(body.model)
+    context.check_model(body.model, takes_adapters=True)
     return JSONResponse(body.answer(await pooled(request, context, body, body.params(), body.prompts)))
 
 
@@ -30,7 +30,7 @@ async def classify(request: Request) -> Response:
     """Answer the scores of the classes for each input."""
     context = context_of(request)
     body = await read_json(request, ClassifyRequest.of)
-    context.check_model(body.model)
+    context.check_model(body.model, takes_adapters=True)
     outputs = await pooled(request, context, body, body.params(), body.input.prompts)
     info = context.engine.model_info.pooling
     assert info is not None, "the engine has classified"
@@ -41,7 +41,7 @@ async def pooling(request: Request) -> Response:
     """Answer the result of a task for each input."""
     context = context_of(request)
     body = await read_json(request, PoolingRequest.of)
-    context.check_model(body.model)
+    context.check_model(body.model, takes_adapters=True)
     outputs = await pooled(request, context, body, body.params(), body.prompts)
     return JSONResponse(body.answer(uuid.uuid4().hex, int(time.time()), outputs))
 
@@ -56,9 +56,11 @@ async def pooled(
     """Return the outputs of the prompts of a body; a client that disconnects aborts all of them.
 
     Raises:
-        WireError: the engine refuses one of them.
+        WireError: the engine refuses one of them, or the model is a prompt adapter.
     """
-    arguments = context.arguments(request, body)
+    arguments = {**context.arguments(request, body), **context.adapter_argument(body.model)}
+    if "prompt_adapter" in arguments:
+        raise wrong("model", "the model or a LoRA adapter, as prompt adapters only generate", body.model)
 
     async def work() -> list[PoolingRequestOutput[PoolingOutput]]:
         with context.acquire_slot(owner_of(request)):
