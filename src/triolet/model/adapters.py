@@ -35,7 +35,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 def adapter_support(config: DecoderConfig, plans: Mapping[str, TensorPlan], max_rank: int) -> AdapterSupport:
     """Return the modules of a decoder that can be adapted: its projections, embedding and head, but no experts."""
-    prefix, names = config.names.prefix, config.names
+    prefix, names = config.names.prefix, config.module_names or config.names
+    known_as = _module_names(config)
     modules: list[AdapterModule] = []
     for layer, plan in plans.items():
         name = layer.removesuffix(".weight")
@@ -46,6 +47,7 @@ def adapter_support(config: DecoderConfig, plans: Mapping[str, TensorPlan], max_
         for source, shape in plan.sources:
             num_out, num_in = reversed(shape) if plan.transposed else shape
             bare = source.removesuffix(".weight").removeprefix(prefix)
+            bare = known_as.get(bare, bare)
             is_embedding = name == EMBEDDING
             if is_embedding:
                 num_out, num_in = num_in, num_out  # B A is added to its transpose
@@ -54,7 +56,24 @@ def adapter_support(config: DecoderConfig, plans: Mapping[str, TensorPlan], max_
             start += num_out
     if "head.weight" not in plans:  # tied: a module of its own, with the weights of the embedding
         modules.append(AdapterModule(names.head, HEAD, 0, config.vocab_size, config.hidden_size))
-    return AdapterSupport(tuple(modules), prefix, max_rank)
+    return AdapterSupport(tuple(modules), names.prefix, max_rank)
+
+
+def _module_names(config: DecoderConfig) -> dict[str, str]:
+    """Return the names of the modules by the names of their tensors, where the two differ."""
+    if (theirs := config.module_names) is None:
+        return {}
+    ours, found = config.names, {config.names.head: theirs.head}
+    for layer in range(len(config.layers)):
+        pairs = (
+            *zip(ours.qkv, theirs.qkv, strict=True),
+            (ours.attention_out, theirs.attention_out),
+            *zip(ours.mlp_in, theirs.mlp_in, strict=True),
+            (ours.mlp_out, theirs.mlp_out),
+        )
+        before, after = ours.layer.format(layer=layer), theirs.layer.format(layer=layer)
+        found |= {before + name: after + module for name, module in pairs}
+    return found
 
 
 LayerPairs = Mapping[str, tuple[LowRankPair, ...]]

@@ -126,9 +126,9 @@ def load_model(
     if classifier_from_token:
         _check_classifier_tokens(classifier_from_token, convert, folder)
     if folder.is_file():
-        if adapter_limits is not None:
-            raise ConfigError("enable_lora", "false for a GGUF file", True)
-        return _load_gguf(folder, dtype, device, max_model_len, quantization, convert, on_progress)
+        return _load_gguf(
+            folder, dtype, device, max_model_len, quantization, convert, adapter_limits, on_progress
+        )
     config = read_config(folder)
     if classifier_from_token:
         config, convert = {**config, "classifier_from_token": list(classifier_from_token)}, "classify"
@@ -293,6 +293,7 @@ def _load_gguf(
     max_model_len: int | None,
     quantization: str | None,
     convert: str,
+    adapter_limits: AdapterLimits | None,
     on_progress: OnProgress | None,
 ) -> LoadedFolder:
     """Load a GGUF file, which has configuration, weights and tokenizer in one."""
@@ -304,7 +305,9 @@ def _load_gguf(
     defaults = read_gguf_defaults(file)
     torch_dtype = stored_dtype(file) if dtype == "auto" else DTYPES[dtype]
     checkpoint = open_checkpoint(file, parsed, torch_dtype)
-    model, _ = _build(parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress)
+    model, adapters = _build(
+        parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress, adapter_limits
+    )
     _logger.info(
         "%s runs on the native backend on %s; its weights, %s",
         parsed.architecture,
@@ -319,7 +322,9 @@ def _load_gguf(
     if convert == "embed":
         pooling = PoolingConfig(tasks=(EMBED, TOKEN_EMBED))
         pooler = load_pooler(pooling, path, torch.device(device), model.spec.hidden_size)
-    return LoadedFolder(model=model, folder=file.path, generation_defaults=defaults, pooler=pooler)
+    return LoadedFolder(
+        model=model, folder=file.path, generation_defaults=defaults, adapters=adapters, pooler=pooler
+    )
 
 
 def _check_length(max_model_len: int | None, max_position: int) -> None:

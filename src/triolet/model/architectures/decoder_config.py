@@ -96,6 +96,8 @@ class DecoderConfig:
     norm: NormConfig
     activation: str  # `silu`, `gelu_tanh`, `gelu` or `relu`
     names: TensorNames
+    # How the family's own checkpoints name the modules, where the tensors have other names (GGUF); adapters use these.
+    module_names: TensorNames | None = None
     gated: bool = True  # the feed-forward block multiplies its activation with a second projection
     qkv_bias: bool = False
     attention_out_bias: bool = False

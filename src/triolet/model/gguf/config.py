@@ -389,6 +389,7 @@ def read_decoder_config(file: GgufFile, *, max_model_len: int | None = None) -> 
     return attrs.evolve(
         parsed,
         names=architecture.names,
+        module_names=parsed.names,
         # the converter writes a bias exactly where the model has one
         qkv_bias=f"blk.0.{architecture.names.qkv[0]}.bias" in file.tensors,
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
