@@ -306,6 +306,16 @@ async def test_a_configured_adapter_is_a_model_over_http(base: Path, adapters: l
         assert json.loads(unknown.body)["error"]["code"] == "model_not_found"
 
 
+async def test_two_configured_adapters_of_one_name_are_refused_by_it(
+    base: Path, adapters: list[Path]
+) -> None:
+    with pytest.raises(
+        InvalidRequest, match="lora_name must belong to one adapter; 'mine' has lora_int_id 1, got 2"
+    ):
+        async with open_engine(base, lora_modules=(f"mine={adapters[0]}", f"mine={adapters[1]}")):
+            pass
+
+
 @pytest.mark.parametrize("entry", ["no folder", "=folder", "tiny=folder"])
 async def test_a_configured_adapter_has_a_name_of_its_own_and_a_folder(entry: str, base: Path) -> None:
     with pytest.raises(ConfigError, match="lora_modules must be"):
