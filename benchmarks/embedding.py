@@ -1,6 +1,6 @@
-"""Measure embeddings of texts of 128 tokens beside sentence-transformers, and a chat beside 10,000 of them.
+"""Measure embeddings of texts of 128 tokens beside sentence-transformers and vLLM, and a chat beside 10,000 of them.
 
-    python benchmarks/embedding.py [--sentence-transformers PYTHON] [--texts 1000] [--rounds 3] [--part throughput chat]
+    python benchmarks/embedding.py [--sentence-transformers PYTHON] [--vllm PYTHON] [--texts 1000] [--rounds 3]
 
 Throughput: every round embeds the same texts with each engine, from text to vectors; the one that does not run is
 stopped. The first embeddings must agree to 1e-5. Models have random weights and a tokenizer of words; the decoder is
@@ -101,8 +101,8 @@ async def embedded(engine: Engine, texts: Sequence[str]) -> tuple[float, Sequenc
     return time.perf_counter() - began, outputs[0].outputs.embedding
 
 
-async def throughput(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of a model's embeddings a second."""
+async def throughput(name: str, beside: str, python: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the line of a model's embeddings a second beside those of a peer."""
     folder = made_folder(name, options.models_folder)
     line: dict[str, Any] = {"bench": "embedding", "part": "throughput", "model": name, "dtype": "float32"}
     ours: list[float] = []
@@ -112,11 +112,7 @@ async def throughput(name: str, options: argparse.Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = (
         {} if name == "bert-base" else {"enable_prefix_caching": False, "convert": "embed"}
     )
-    with Peer(
-        "sentence-transformers",
-        options.sentence_transformers,
-        {"model": str(folder), "dtype": "float32"},
-    ) as peer:
+    with Peer(beside, python, {"model": str(folder), "dtype": "float32"}) as peer:
         async with triolet.open_engine(
             model=str(folder), dtype="float32", log_stats=False, **fields
         ) as engine:
@@ -143,7 +139,7 @@ async def throughput(name: str, options: argparse.Namespace) -> dict[str, Any]:
             line |= {"backend": engine.model_info.backend, "others_cpus": others.num_cpus(), "load": load}
     return {
         **line, "texts": options.texts, "rounds": options.rounds, "difference": difference,
-        "texts_per_s": options.texts / median(ours), "peer": "sentence-transformers",
+        "texts_per_s": options.texts / median(ours), "peer": beside,
         "peer_version": peer.facts["version"], "peer_texts_per_s": options.texts / median(theirs),
         "ratio": median([b / a for a, b in zip(ours, theirs, strict=True)]), "ratio_bound": SPEEDUP_BOUND,
         "cpu_ratio": their_cpu_s / our_cpu_s,
@@ -215,6 +211,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=("throughput", "chat"), default=["throughput", "chat"])
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sentence-transformers", help="a Python that has sentence-transformers")
+    parser.add_argument("--vllm", help="a Python that has vLLM")
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--beside", type=int, default=10_000, help="texts that are embedded beside the chat")
     parser.add_argument("--rounds", type=int, default=3)
@@ -222,12 +219,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     options = parser.parse_args()
     if "throughput" in options.part:
-        if options.sentence_transformers is None:
-            parser.error("--sentence-transformers is needed for the part throughput")
-        lines = [trio.run(throughput, name, options) for name in options.model]
-        columns = (
+        peers = {"sentence-transformers": options.sentence_transformers, "vllm-embedding": options.vllm}
+        if not any(peers.values()):
+            parser.error("--sentence-transformers or --vllm is needed for the part throughput")
+        lines = [
+            trio.run(throughput, name, beside, python, options)
+            for name in options.model
+            for beside, python in peers.items()
+            if python is not None
+        ]
+        columns: Sequence[str] = (
             "model",
             "backend",
+            "peer",
             "texts",
             "texts_per_s",
             "peer_texts_per_s",

@@ -16,6 +16,7 @@ from typing import Any, Self
 GGUF = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # what llama.cpp calls them
 WORKERS = {
     "vllm": "vllm_worker.py",
+    "vllm-embedding": "vllm_embedding_worker.py",
     "llama.cpp": "llama_cpp_worker.py",
     "sentence-transformers": "sentence_transformers_worker.py",
 }
