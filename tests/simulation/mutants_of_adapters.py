@@ -107,7 +107,7 @@ def _answered_by_another(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("an adapter that could not be put into its slot is not loaded again")
 def _not_loaded_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AdapterSlots, "load_again", lambda self, digest: None)
+    patch.setattr(AdapterSlots, "load_again", lambda self, failed: None)
 
 
 @mutant("a plan leaves out the second adapter that it needs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.stage import Stage
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.request.lora import Adapter
@@ -69,11 +71,14 @@ def test_an_adapter_gets_a_slot_in_time_although_another_is_asked_for_all_the_ti
     assert names(there) == {"x", "z"}
 
 
-def test_an_adapter_that_could_not_be_loaded_is_loaded_anew_for_the_next_request() -> None:
+@pytest.mark.parametrize("has_left", [False, True])
+def test_an_adapter_that_could_not_be_loaded_is_loaded_anew_for_the_next_request(has_left: bool) -> None:
     there = stage(1)
-    there.add("a", 3, adapter=adapter("x"))
+    entry = there.add("a", 3, adapter=adapter("x"))
     plan = there.in_flight()
     [start] = plan.starts
+    if has_left:  # before it was told of the failure
+        there.scheduler.abort(entry.serial)
     there.scheduler.apply(StepResult(plan.step_id, (RowFailure("a", start.epoch, "no such file"),)), 0.0)
     there.add("b", 3, adapter=adapter("x"))
     again = there.begin()

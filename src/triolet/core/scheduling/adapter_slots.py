@@ -106,10 +106,11 @@ class AdapterSlots:
         self._stale.discard(evicted)
         return self._slots.pop(evicted)
 
-    def load_again(self, digest: str) -> None:
-        """Have the next request with this adapter load it anew, into the same slot: a request with it has failed."""
-        if digest in self._slots:
-            self._stale.add(digest)
+    def load_again(self, failed: Sequence) -> None:
+        """Have the next request with the adapter of a failed one load it anew, into the same slot."""
+        adapter = adapter_of(failed)
+        if adapter is not None and adapter.digest in self._slots:
+            self._stale.add(adapter.digest)
 
     def take_starts(self) -> tuple[AdapterStart, ...]:
         """Return the slots to fill for the step that is planned."""

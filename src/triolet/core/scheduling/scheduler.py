@@ -272,6 +272,9 @@ class Scheduler:
                         pooled.append(sequence)
         grown = commit_tokens(self.journal, tokens, self._queues.by_epoch, now_s)
         for sequence in self._scheduled:
+            # Also for a request that has ended meanwhile: the next one with its adapter must not fail for it.
+            if sequence.entry.epoch in failures and self._planner.adapters is not None:
+                self._planner.adapters.load_again(sequence)
             if sequence.num_scheduled_tokens:  # still running: not ended meanwhile
                 self._speculative.end_step(sequence)
                 if sequence.entry.epoch not in failures:  # the KV of a failed row may be NaN, too
@@ -288,8 +291,6 @@ class Scheduler:
         for epoch, failure in failures.items():
             if (failed := self._queues.by_epoch.get(epoch)) is not None:
                 failed.entry.failure = failure.reason
-                if self._planner.adapters is not None and failed.entry.request.adapter is not None:
-                    self._planner.adapters.load_again(failed.entry.request.adapter.digest)
                 self._finish(failed, FinishReason.ERROR)
         self._scheduled = []
         if not result.is_last:
