@@ -24,6 +24,7 @@ from triolet.errors import (
     Overloaded,
     ProfileConflict,
     PromptTooLong,
+    RecordingError,
     RequestFailed,
     RequestIdInUse,
     ResourceShortage,
@@ -41,7 +42,7 @@ from triolet.errors import (
 
 GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the request is wrong": (InvalidRequest,),
-    "the set-up is wrong": (ConfigError, ModelError),
+    "the set-up is wrong": (ConfigError, ModelError, RecordingError),
     "the engine cannot serve now": (Overloaded, ResourceShortage, EngineClosed, EngineUnhealthy, EngineDead),
     "the request was taken and failed": (RequestFailed,),
     "the call into a worker failed": (WorkerCallError, WorkerCallTimeout),

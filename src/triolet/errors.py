@@ -176,6 +176,10 @@ class ConfigError(TrioletError, ValueError):
         self.field, self.rule, self.got = field, rule, got
 
 
+class RecordingError(TrioletError, ValueError):
+    """A file is not a recording of requests, or is damaged; the message names its line."""
+
+
 class ModelError(TrioletError):
     """The model cannot be loaded; no part of it stays loaded."""
 

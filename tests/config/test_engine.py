@@ -50,6 +50,7 @@ TEXTS = (
     "revision",
     "worker_extension",
     "profile_dir",
+    "record",
     "served_model_name",
     "otlp_traces_endpoint",
 )
@@ -150,6 +151,7 @@ FIELDS: dict[str, Any] = {
     "lora_dtype": "bfloat16",
     "worker_extension": "package.module:Methods",
     "profile_dir": "traces",
+    "record": "requests.jsonl",
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,

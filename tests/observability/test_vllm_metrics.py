@@ -147,4 +147,5 @@ async def test_what_is_here_beside_them_is_known() -> None:
         "requests_received",
         "longest_task_step_seconds",
         "long_task_steps",
+        "recording_lost_records",
     }

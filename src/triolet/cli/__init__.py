@@ -20,6 +20,7 @@ from triolet.cli.client.address import ServerAddress
 from triolet.cli.doctor.commands import doctor
 from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.cli.profile.commands import profile
+from triolet.cli.replay.commands import replay
 from triolet.cli.shell.commands import SHELL_COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
@@ -315,5 +316,5 @@ def bench_serve(
     run(benchmark, as_json=as_json)
 
 
-for one in (*MODEL_COMMANDS, *SHELL_COMMANDS, doctor, profile):
+for one in (*MODEL_COMMANDS, *SHELL_COMMANDS, doctor, profile, replay):
     main.add_command(one)

@@ -362,6 +362,8 @@ def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
     if preset.model is not None:
         fields["model"] = preset.model
     config = _blaming(flags, lambda: EngineConfig.from_texts(fields))
+    if config.record is not None:  # a recording has one writer
+        config = attrs.evolve(config, record=f"{config.record}.{config.model_name.replace('/', '_')}")
     from triolet.cli.models.hub_cache import weight_bytes
     from triolet.server.models.host import FurtherModel
 

@@ -22,7 +22,14 @@ from triolet.compat.facts import EngineFacts
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.pooling import pooled_tensor
 from triolet.compat.prompts import split_prompt
-from triolet.compat.refusals import ENGINE_METHODS, check_rank, check_request_id, refuse_given, refusing
+from triolet.compat.refusals import (
+    ENGINE_METHODS,
+    check_rank,
+    check_request_id,
+    refuse,
+    refuse_given,
+    refusing,
+)
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, EngineStatistics, OpenOutput
@@ -101,6 +108,8 @@ class LLMEngine(EngineFacts):
     ) -> None:
         given = {"executor_class": executor_class, "usage_context": usage_context, **vllm_only}
         refuse_given({**given, "aggregate_engine_logging": aggregate_engine_logging})
+        if vllm_config.record is not None:
+            refuse("record", "an engine without an event loop writes no recording", vllm_config.record)
         self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
         self._loaded = loaded or load(config)

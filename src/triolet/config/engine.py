@@ -330,6 +330,12 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    record: str | None = option(
+        # None: a recording holds every prompt and answer
+        "File to which every request and its answer are appended, for `triolet replay`.",
+        default=None,
+        rule=text(optional=True),
+    )
     served_model_name: str | None = option(
         "Name under which the model is shown; by default the last part of its folder or hub id.",
         default=None,
@@ -466,6 +472,7 @@ class EngineFields(TypedDict, total=False):
     lora_dtype: str
     worker_extension: str | None
     profile_dir: str | None
+    record: str | None
     served_model_name: str | None
     api_keys: tuple[str, ...]
     step_timeout: float | None

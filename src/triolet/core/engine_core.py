@@ -62,14 +62,14 @@ class EngineStatistics:
             Every received request is live or has ended.
         num_requests_ended: received requests that have ended, by finish reason or `rejected`.
         num_requests_deferred: waiting requests that may not be scheduled even if rows and blocks are free: they wait
-            for a prefix that another request computes, for a grammar mask, or for the search for a request that crashes
-            the runner.
+            for a prefix of another request, for a grammar mask, or for the search for one that crashes the runner.
         spec_decode_num_drafts: drafts proposed, since the start.
         spec_decode_num_draft_tokens: draft tokens proposed.
         spec_decode_num_accepted_tokens: draft tokens accepted.
         spec_decode_num_accepted_tokens_per_pos: draft tokens accepted, by position in the draft.
         sleep_level: level of the sleep that the engine is in or falls into; None while it is awake.
         is_paused: whether generation is paused.
+        num_lost_records: records that are missing in the file of `record`.
         engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
         longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
             no other task runs meanwhile.
@@ -100,6 +100,7 @@ class EngineStatistics:
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
     sleep_level: int | None = None
     is_paused: bool = False
+    num_lost_records: int = 0
     # These depend on the process and the machine: two snapshots are equal if the engines did the same.
     engine_index: int = attrs.field(default=0, eq=False)
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)
@@ -118,8 +119,7 @@ class EngineStatistics:
 # This state can be lost: `ask_again` finds the missing masks in the journal, and `Thinking` is a function of
 # the tokens.
 MAX_WAIT_S = 0.002
-"""Longest time that a step waits for masks, seconds. A mask takes some 0.2 ms; a request with a slower one misses the
-step."""
+"""Longest time that a step waits for masks, seconds; a request with a slower one misses the step."""
 
 GrammarQuestions = dict[StructuredOutputsParams, dict[int, tuple[int, ...]]]
 """Answers bound to each grammar, by serial: all tokens since the grammar began."""

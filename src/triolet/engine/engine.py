@@ -170,6 +170,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             self._core.statistics(),
             engine_index=self.index,
             num_restarts=self._num_restarts,
+            num_lost_records=self._requests.num_lost_records,
             restarts=dict(self._restart_log.counts),
             restarting=tuple(sorted(self._restart_log.restarting)),
             longest_task_step_s=self._loop_watch.longest_s,

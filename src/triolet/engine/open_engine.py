@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Unpack
 
 import trio
@@ -31,6 +32,7 @@ from triolet.engine.prompt_adapters import add_configured_prompt_adapters
 from triolet.engine.token_stream import SCOPE_ENDED, death_by
 from triolet.errors import EngineClosed, WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
+from triolet.recording.recorder import Recorder, open_recorder
 
 
 @asynccontextmanager
@@ -76,6 +78,8 @@ async def run_engine(
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
     """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
+    # First of all: an engine whose file cannot be written does not load its model.
+    recorder = None if config.record is None else open_recorder(config.record)
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
 
@@ -112,6 +116,9 @@ async def run_engine(
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(_keep_alive, engine, tree)
+                if recorder is not None:
+                    _start_recording(engine, recorder)
+                    nursery.start_soon(recorder.run)
                 if config.lora_modules:
                     await add_lora_modules(engine)
                 if config.prompt_adapters:
@@ -127,6 +134,8 @@ async def run_engine(
         engine._remove_updates()
         ENGINE_INDICES.give_back(engine.index)
         await _send_last_spans(engine)
+        if recorder is not None:
+            await recorder.close()
     if core.scheduler is not None:
         # The actors are gone, and with them the step; its blocks would stay in quarantine.
         core.scheduler.abandon_step()
@@ -134,6 +143,16 @@ async def run_engine(
         raise failure
     # Last, so that an error of the caller's own is not replaced by this one.
     engine._availability.check_death_told()
+
+
+def _start_recording(engine: Engine, recorder: Recorder) -> None:
+    recorder.begin(
+        version("triolet"),
+        engine.config,
+        engine.model_info,
+        lambda: (engine.weight_version, engine.weights_folder),
+    )
+    engine._requests.recorder = recorder
 
 
 async def _send_last_spans(engine: Engine) -> None:

@@ -32,7 +32,7 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
         architecture=info.architecture,
         vocab_size=info.vocab_size,
         requests=tuple(
-            _saved(submission, now_s)
+            saved_request(submission, now_s)
             for submission in submissions
             if submission.outputs and submission.is_live and not submission.has_failed
             if submission.pooling is None
@@ -40,7 +40,8 @@ def take_snapshot(info: ModelInfo, submissions: Iterable[Submission]) -> Snapsho
     )
 
 
-def _saved(submission: Submission, now_s: float) -> SavedRequest:
+def saved_request(submission: Submission, now_s: float) -> SavedRequest:
+    """Return an admitted request as a value, with its answers so far."""
     entries = submission.entries
     first = entries[0].request
     was_scheduled = entries[0].scheduled_s is not None

@@ -31,7 +31,7 @@ from triolet.core.output.output_processor import (
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.request import FinishReason, Request, RequestStatus
 from triolet.engine.live_requests import has_first_token, progress_of
-from triolet.engine.snapshot import fill_in, goes_on
+from triolet.engine.snapshot import fill_in, goes_on, saved_request
 from triolet.engine.submission import (
     RequestPreparation,
     Submission,
@@ -41,6 +41,7 @@ from triolet.engine.submission import (
 )
 from triolet.errors import EngineClosed, EngineDead, RequestFailed, RequestIdInUse, StreamMisused
 from triolet.ipc.snapshot import Snapshot
+from triolet.recording.recorder import Recorder
 
 SCOPE_ENDED = "the engine's scope has ended"
 
@@ -155,6 +156,12 @@ class RequestTable:
         self._endings = EndedRequests()
         self._ids = (f"request-{number}" for number in itertools.count(1))
         self._resumed: set[str] = set()  # ids of streams that are yet to be entered
+        self.recorder: Recorder | None = None  # set if the engine records its requests
+
+    @property
+    def num_lost_records(self) -> int:
+        """Records that the recorder could not write."""
+        return 0 if self.recorder is None else self.recorder.num_lost
 
     def new_id(self) -> str:
         """Return an id that no request has."""
@@ -219,6 +226,8 @@ class RequestTable:
             )
         )
         self._channels.wake_scheduler()
+        if self.recorder is not None and submission.pooling is None:
+            self.recorder.admit(saved_request(submission, trio.current_time()), submission.outputs)
         for entry, answer in zip(submission.entries, saved.answers if saved else (), strict=False):
             fill_in(core.journal, entry, answer)
             deliver(core, self._progress, entry.serial)
@@ -240,6 +249,8 @@ class RequestTable:
         now_s = trio.current_time()
         for entry in submission.entries:
             core.close_output(entry.serial, entry.finish_reason or FinishReason.ABORT, now_s)
+        if self.recorder is not None:
+            self.recorder.end(submission.entries[0].serial)
         self._progress.stepped.unpark_all()
         core.admission.ended(now_s)
         if self.submissions.get(submission.request_id) is not submission:

@@ -12,6 +12,7 @@ import math
 from typing import Final, Self
 
 import attrs
+import cattrs
 import cattrs.preconf.msgpack
 import msgpack
 from cattrs.gen import make_dict_structure_fn
@@ -128,11 +129,11 @@ class Snapshot:
         try:
             return _CONVERTER.structure(body, cls)
         except Exception as error:  # any check may raise anything on a wrong value
-            problem = f"{type(error).__name__}: {_text_of(error)[:MAX_PROBLEM_CHARS]}"
+            problem = f"{type(error).__name__}: {text_of_error(error)[:MAX_PROBLEM_CHARS]}"
             raise SnapshotError(f"a snapshot must hold requests as they were saved; {problem}") from error
 
 
-def _text_of(error: Exception) -> str:
+def text_of_error(error: Exception) -> str:
     """Return the text of an error, if it has one: cattrs' own fails for names that are no strings."""
     try:
         return str(error)
@@ -140,19 +141,22 @@ def _text_of(error: Exception) -> str:
         return ", ".join(map(repr, error.args))
 
 
-_CONVERTER: Final = cattrs.preconf.msgpack.make_converter(detailed_validation=False)
+def strict(converter: cattrs.Converter) -> cattrs.Converter:
+    """Return a converter that refuses other types and unknown names instead of adapting them."""
+
+    def exactly(value: object, kind: type) -> object:
+        if type(value) is not kind:  # no coercion: "1" is no number, and neither is True
+            raise TypeError(f"must be {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    for kind in (int, str, bool):
+        converter.register_structure_hook(kind, exactly)
+    # A string itself, it would be taken for a plain one.
+    converter.register_structure_hook(FinishReason, lambda value, kind: kind(value))
+    converter.register_structure_hook_factory(
+        attrs.has, lambda kind: make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+    )
+    return converter
 
 
-def _exactly(value: object, kind: type) -> object:
-    if type(value) is not kind:  # no coercion: "1" is no number, and neither is True
-        raise TypeError(f"must be {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-for _kind in (int, str, bool):
-    _CONVERTER.register_structure_hook(_kind, _exactly)
-# A string itself, it would be taken for a plain one.
-_CONVERTER.register_structure_hook(FinishReason, lambda value, kind: kind(value))
-_CONVERTER.register_structure_hook_factory(
-    attrs.has, lambda kind: make_dict_structure_fn(kind, _CONVERTER, _cattrs_forbid_extra_keys=True)
-)
+_CONVERTER: Final = strict(cattrs.preconf.msgpack.make_converter(detailed_validation=False))

@@ -59,6 +59,7 @@ _COUNTERS: Final = {
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "long_task_steps": "Task steps that held the event loop for more than 10 ms.",
+    "recording_lost_records": "Records that are missing in the file of record.",
     "requests_received": "Requests received; each ends for exactly one reason.",
 }
 _SECONDS: Final = {
@@ -354,6 +355,7 @@ class Metrics:
             ("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens"),
             ("requests_received", "num_requests_received"),
             ("long_task_steps", "num_long_task_steps"),
+            ("recording_lost_records", "num_lost_records"),
         ):
             self._counters[name].inc(getattr(now, field) - (getattr(before, field) if before else 0))
         for key, counter in self._restarts.items():

@@ -1,0 +1,1 @@
+"""File of an engine's requests and answers, written by a thread while it serves."""
