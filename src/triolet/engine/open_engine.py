@@ -78,8 +78,6 @@ async def run_engine(
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
     """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
-    # First of all: an engine whose file cannot be written does not load its model.
-    recorder = None if config.record is None else open_recorder(config.record)
     channels, progress = Channels(), ActorProgress()
     core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
 
@@ -112,7 +110,10 @@ async def run_engine(
         restart_log=engine._restart_log,
     )
     failure: BaseException | None = None
+    recorder: Recorder | None = None
     try:
+        if config.record is not None:  # before the model is loaded, which may take minutes
+            recorder = open_recorder(config.record)
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(_keep_alive, engine, tree)
