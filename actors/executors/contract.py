@@ -38,7 +38,8 @@ def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
 
 def with_weights(config: EngineConfig, folder: str) -> EngineConfig:
     """Return the configuration with the model of a folder."""
-    return attrs.evolve(config, model=folder, revision=None)
+    # Not cached: each update of single tensors has a folder of its own, and would leave a file of packed weights.
+    return attrs.evolve(config, model=folder, revision=None, weights_cache=None)
 
 
 class Executor(Protocol):

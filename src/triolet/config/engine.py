@@ -324,6 +324,13 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    weights_cache: str | None = option(
+        # None: the file is as large as the packed weights
+        "Folder where the packed weights of a model on the CPU kernels are kept, for a faster start; made if it is "
+        "missing.",
+        default=None,
+        rule=text(optional=True),
+    )
     profile_dir: str | None = option(
         # None: a profile slows the steps down, and writes files
         "Folder for the traces of start_profile and stop_profile, which are there only with it; made if it is missing.",
@@ -471,6 +478,7 @@ class EngineFields(TypedDict, total=False):
     max_cpu_loras: int | None
     lora_dtype: str
     worker_extension: str | None
+    weights_cache: str | None
     profile_dir: str | None
     record: str | None
     served_model_name: str | None

@@ -7,6 +7,7 @@ is left to the transformers backend. Which one it was stands in the model's `spe
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.core.request.pooling_params import EMBED, TOKEN_EMBED
 from triolet.errors import ConfigError
+from triolet.kernels.cpu.library import kernels
 from triolet.model.architectures.decoder_config import (
     DTYPES,
     DecoderConfig,
@@ -41,6 +43,7 @@ from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
 from triolet.model.folder.pooling_config import ENCODER_ENDINGS, PoolingConfig, read_pooling_config
+from triolet.model.gguf.checkpoint import GgufCheckpoint
 from triolet.model.gguf.config import (
     describe_types,
     open_checkpoint,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from triolet.kernels.cpu.gemm.lora import CppAdapter
     from triolet.model.adapters import AdapterBank, LayerPairs, Weights
     from triolet.model.backends.encoder import EncoderModel
+    from triolet.model.weights_cache import WeightsCache
 
 _logger = logging.getLogger(__name__)
 
@@ -95,6 +99,7 @@ def load_model(
     convert: str = "auto",
     classifier_from_token: tuple[str, ...] = (),
     adapter_limits: AdapterLimits | None = None,
+    weights_cache: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedFolder:
     """Load a model folder or a GGUF file, or fetch and load a model of the hub.
@@ -112,6 +117,7 @@ def load_model(
         convert: see `EngineConfig`.
         classifier_from_token: see `EngineConfig`.
         adapter_limits: of LoRA adapters; None for a model without them.
+        weights_cache: folder of packed weights; None for none.
         on_progress: told how many bytes were fetched and read.
 
     Raises:
@@ -127,7 +133,15 @@ def load_model(
         _check_classifier_tokens(classifier_from_token, convert, folder)
     if folder.is_file():
         return _load_gguf(
-            folder, dtype, device, max_model_len, quantization, convert, adapter_limits, on_progress
+            folder,
+            dtype,
+            device,
+            max_model_len,
+            quantization,
+            convert,
+            adapter_limits,
+            weights_cache,
+            on_progress,
         )
     config = read_config(folder)
     if classifier_from_token:
@@ -154,7 +168,15 @@ def load_model(
         if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
             parsed, generates = _without_head(parsed), False
         loaded, adapters = _build(
-            parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress, adapter_limits
+            parsed,
+            checkpoint,
+            torch_dtype,
+            device,
+            max_model_len,
+            quantization,
+            on_progress,
+            adapter_limits,
+            _CacheFolder(weights_cache, [*folder.glob("*.safetensors"), folder / "config.json"]),
         )
         if quantized is not None:
             _logger.info(
@@ -224,7 +246,8 @@ def _build(
     max_model_len: int | None,
     quantization: str | None,
     on_progress: OnProgress | None,
-    adapter_limits: AdapterLimits | None = None,
+    adapter_limits: AdapterLimits | None,
+    cache_folder: _CacheFolder,
 ) -> tuple[CausalModel, AdapterBank[Any] | None]:
     plans = plan_tensors(parsed, checkpoint.tensors)
     # Names and shapes come first: they take no time, and the weights may take minutes.
@@ -245,9 +268,24 @@ def _build(
             again = WeightReader(checkpoint, plans, dtype, reader.device)
             for layer in {module.layer for module in packed.support.modules}:
                 packed.add_layer(layer, functools.partial(_stored_layer, again, layer))
-        return build_cpu_decoder(
-            parsed, reader, max_model_len=max_model_len, quantization=quantization, adapters=packed
-        ), packed
+        cache = cache_folder.open(parsed, dtype, quantization)
+        decoder = build_cpu_decoder(
+            parsed,
+            reader,
+            max_model_len=max_model_len,
+            quantization=quantization,
+            adapters=packed,
+            cache=cache,
+        )
+        if cache is not None:
+            kept = (
+                checkpoint.kept
+                if isinstance(checkpoint, GgufCheckpoint | QuantizedCheckpoint)
+                else set[str]()
+            )
+            kept |= cache.kept  # what the file has was not read again
+            cache.save(kept)
+        return decoder, packed
     if quantization is not None:
         raise _not_quantised(quantization)
     if adapter_limits is None:
@@ -257,6 +295,27 @@ def _build(
 
     bank = _adapter_bank(parsed, plans, adapter_limits, reader, _unpacked)
     return build_decoder(parsed, reader, max_model_len=max_model_len, adapters=LayerAdapters(bank)), bank
+
+
+@attrs.frozen
+class _CacheFolder:
+    """Folder of packed weights, and the files that a model's are made of."""
+
+    folder: str | None
+    sources: list[Path]
+
+    def open(
+        self, parsed: DecoderConfig, dtype: torch.dtype, quantization: str | None
+    ) -> WeightsCache | None:
+        if self.folder is None or (loaded := kernels()) is None:
+            return None
+        # imported here because most engines have no cache
+        from triolet.model.weights_cache import weights_cache
+
+        # A model without an output head has its embedding packed in place of it.
+        kernels_digest = hashlib.sha256(loaded.path.read_bytes()).hexdigest()  # they decide the packed order
+        settings = (loaded.target.name, dtype, quantization, parsed.tied_head)
+        return weights_cache(self.folder, self.sources, kernels_digest, *settings)
 
 
 def _adapter_bank(
@@ -294,6 +353,7 @@ def _load_gguf(
     quantization: str | None,
     convert: str,
     adapter_limits: AdapterLimits | None,
+    weights_cache: str | None,
     on_progress: OnProgress | None,
 ) -> LoadedFolder:
     """Load a GGUF file, which has configuration, weights and tokenizer in one."""
@@ -306,7 +366,15 @@ def _load_gguf(
     torch_dtype = stored_dtype(file) if dtype == "auto" else DTYPES[dtype]
     checkpoint = open_checkpoint(file, parsed, torch_dtype)
     model, adapters = _build(
-        parsed, checkpoint, torch_dtype, device, max_model_len, quantization, on_progress, adapter_limits
+        parsed,
+        checkpoint,
+        torch_dtype,
+        device,
+        max_model_len,
+        quantization,
+        on_progress,
+        adapter_limits,
+        _CacheFolder(weights_cache, list({tensor.path for tensor in file.tensors.values()})),
     )
     _logger.info(
         "%s runs on the native backend on %s; its weights, %s",

@@ -24,13 +24,7 @@ from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, Sample
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model.input_batch import Row, RowTable, StepInput
-from triolet.model.interface import (
-    BackgroundModel,
-    CausalModel,
-    GreedyModel,
-    GreedyRun,
-    GreedyStep,
-)
+from triolet.model.interface import BackgroundModel, CausalModel, GreedyModel, GreedyRun, GreedyStep
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
@@ -383,6 +377,7 @@ def load_runner(
     convert: str = "auto",
     classifier_from_token: tuple[str, ...] = (),
     adapter_limits: AdapterLimits | None = None,
+    weights_cache: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
@@ -410,6 +405,7 @@ def load_runner(
         convert=convert,
         classifier_from_token=classifier_from_token,
         adapter_limits=adapter_limits,
+        weights_cache=weights_cache,
         on_progress=on_progress,
     )
     spec = loaded.model.spec
@@ -583,6 +579,7 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         convert=config.convert,
         classifier_from_token=config.classifier_from_token,
         adapter_limits=_adapter_limits(config),
+        weights_cache=config.weights_cache,
         on_progress=on_progress,
     )
     runner.worker = kind(runner)

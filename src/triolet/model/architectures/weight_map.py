@@ -257,6 +257,11 @@ class WeightReader:
             self._add_done(plan)
         return mapped
 
+    def count_read(self, name: str) -> None:
+        """Count a tensor as read, whose values came from elsewhere."""
+        if name in self._plans:
+            self._add_done(self._plans[name])
+
     def _add_done(self, plan: TensorPlan) -> None:
         self._done_bytes += self._bytes_of(plan)
         if self._on_bytes is not None:

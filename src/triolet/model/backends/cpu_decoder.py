@@ -53,6 +53,7 @@ from triolet.model.memory.out_of_memory import trim_heap
 if TYPE_CHECKING:
     from triolet.kernels.cpu.gemm.lora import CppAdapter
     from triolet.model.adapters import AdapterBank, LayerPairs
+    from triolet.model.weights_cache import WeightsCache
 
 
 @attrs.frozen(eq=False)
@@ -335,6 +336,7 @@ def build_cpu_decoder(
     max_model_len: int | None = None,
     quantization: str | None = None,
     adapters: AdapterBank[CppAdapter] | None = None,
+    cache: WeightsCache | None = None,
 ) -> CpuDecoder:
     """Read and pack the weights, tensor by tensor.
 
@@ -344,12 +346,13 @@ def build_cpu_decoder(
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
         quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
         adapters: LoRA adapters that change its layers, packed by `adapter_packing`.
+        cache: packed weights of this model and these arguments.
     """
     cpp = library()
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
     facts = decoder_facts(config, weights, max_model_len)
-    planner = _Planner(config, weights, cpp, facts.rope_tables, QUANT_METHODS[quantization])
+    planner = _Planner(config, weights, cpp, facts.rope_tables, QUANT_METHODS[quantization], cache)
     return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp, adapters)
 
 
@@ -386,6 +389,7 @@ class _Planner:
     cpp: ctypes.CDLL
     tables: dict[Rope, Tensor]
     method: QuantMethod
+    cache: WeightsCache | None
     kept: list[object] = attrs.field(factory=list, init=False)
 
     def model(self) -> ModelStruct:
@@ -421,13 +425,17 @@ class _Planner:
         """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
         is_tied = "head.weight" not in self.weights
         name = "embedding" if is_tied else "head"
-        head, argmax_filter = self.method.pack_kept(self.cpp, self.weights, name), None
-        if head is None:
+        head, argmax_filter = (None, None) if self.cache is None else self.cache.head()
+        if head is not None:
+            self._count_read(name)
+        elif (head := self.method.pack_kept(self.cpp, self.weights, name)) is None:
             weight = self.weights[f"{name}.weight"]
             head = self.method.pack_head(self.cpp, weight)
             argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
             # Packed by now: its memory goes back before the layers are read.
             del weight
+        if self.cache is not None:
+            self.cache.add_head(head, argmax_filter)
         self.kept += (head, argmax_filter)
         embedding: Tensor | MappedRows | None = None
         if not is_tied:
@@ -456,14 +464,28 @@ class _Planner:
         )
 
     def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
+        linear = None if self.cache is None else self.cache.linear(name)
+        if linear is None:
+            linear = self._packed(name, gated=gated)
+            if self.cache is not None:
+                self.cache.add(name, linear)
+        else:
+            self._count_read(name)
+        self.kept.append(linear)
+        return linear
+
+    def _packed(self, name: str, *, gated: bool) -> CppLinear:
         linear = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
         if linear is None:
             read = self.method.read(self.weights, name)
             linear = self.method.pack(self.cpp, read.weight, read.bias, gated=gated)
             del read
         trim_heap()
-        self.kept.append(linear)
         return linear
+
+    def _count_read(self, name: str) -> None:
+        for part in ("weight", "bias"):
+            self.weights.count_read(f"{name}.{part}")
 
     def _norm(self, name: str) -> int | None:
         weight = self.weights.get(f"{name}.weight")
