@@ -59,7 +59,7 @@ class Talk:
 
     def hear(self, message: dict[str, Any] | str | bytes) -> list[Event]:
         raw = json.dumps(message) if isinstance(message, dict) else message
-        event = read_event(raw, self.context.models, self.context.planned)
+        event = read_event(raw, self.context.serves, self.context.planned)
         return self.take(self.conversation.receive(event, NOW))
 
     def create(self, **fields: Any) -> list[Event]:

@@ -331,14 +331,14 @@ class ClientEvent:
 
 def read_event(
     raw: str | bytes,
-    models: tuple[str, ...],
+    serves: Callable[[str], bool],
     plan_of: Callable[[CreateResponse], SamplingPlan],
     limits: JsonLimits | None = None,
 ) -> ClientEvent:
     """Parse and check a message; errors are returned in the event.
 
     Args:
-        models: names under which the model and its adapters answer.
+        serves: tells whether the model, or an adapter of it, has a name.
         plan_of: returns the sampling parameters and the tool plan of a request; raises WireError.
         limits: on the shape of the JSON.
     """
@@ -357,7 +357,7 @@ def read_event(
             check_stream_id(body.stream_id)
         planned = None
         if isinstance(body, CreateResponse):
-            if body.model not in models:
+            if not serves(body.model):
                 raise model_not_found(body.model)
             planned = plan_of(body)
     except WireError as error:

@@ -254,6 +254,11 @@ class ResponsesContext:
     local_budget: StoreBudget | None = None
     saves_snapshot: bool = False
 
+    def serves(self, name: str) -> bool:
+        """Tell whether the model, or an adapter of it, has a name."""
+        # Adapters are looked up last: most requests name the model.
+        return name in self.models or name in self.adapter_names()
+
     def planned(self, request: CreateResponse) -> SamplingPlan:
         """Return the sampling parameters and the tool plan of a request.
 

@@ -196,11 +196,14 @@ class ResponsesConnection:
         return refused
 
     async def _read_event(self, raw: str | bytes, plan_of: PlanOf) -> ClientEvent:
-        models = (*self._context.models, *self._context.adapter_names())
         limits = json_limits(self._config)
         if len(raw) < LONG_INPUT_BYTES:
-            return read_event(raw, models, plan_of, limits)
-        return await parse_in_thread(lambda: read_event(raw, models, plan_of, limits), self._socket.client)
+            return read_event(raw, self._context.serves, plan_of, limits)
+        # The engine is asked here, in the thread of its event loop.
+        names = frozenset((*self._context.models, *self._context.adapter_names()))
+        return await parse_in_thread(
+            lambda: read_event(raw, names.__contains__, plan_of, limits), self._socket.client
+        )
 
     async def _write(self) -> None:
         send_queue = self._send_queue
