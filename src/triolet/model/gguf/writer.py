@@ -352,7 +352,7 @@ def _check_expressible(
         probe.unlink(missing_ok=True)
     has_head = any(target.name == "output.weight" for target in targets)
     wanted = attrs.evolve(model.config, tied_head=not has_head)
-    skipped = {"architecture", "names", "runs_on_cpu_decoder"}
+    skipped = {"architecture", "names", "module_names", "runs_on_cpu_decoder"}
     wanted_fields, found_fields = attrs.asdict(wanted), attrs.asdict(found)
     for field in wanted_fields.keys() - skipped:
         if not _agree(wanted_fields[field], found_fields[field]):
