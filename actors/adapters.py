@@ -34,7 +34,7 @@ class AdapterRegistry:
 
     def __init__(self, config: EngineConfig, model: LoadedModel, executor: Executor) -> None:
         self._config, self._model, self._executor = config, model, executor
-        self._table = AdapterTable(config.enable_lora, config.max_cpu_loras or config.max_loras)
+        self._table = AdapterTable(config.enable_lora, config.num_kept_loras)
         self._loading = trio.Lock()  # one at a time: two calls for one adapter read it once
 
     @property

@@ -451,3 +451,12 @@ def test_the_model_is_shown_under_its_last_name(
 def test_at_least_the_adapters_of_one_step_are_kept() -> None:
     assert str(refusal(max_loras=4, max_cpu_loras=3)) == "max_cpu_loras must be at least max_loras (4); got 3"
     assert EngineConfig(max_loras=4, max_cpu_loras=4).max_cpu_loras == 4
+
+
+def test_as_many_adapters_are_kept_as_are_configured() -> None:
+    three = ("a=A", "b=B", "c=C")
+    rule = "max_cpu_loras must be at least the number of lora_modules (3); got 2"
+    assert str(refusal(lora_modules=three, max_cpu_loras=2)) == rule
+    assert EngineConfig(lora_modules=three).num_kept_loras == 3
+    assert EngineConfig(lora_modules=three, max_loras=5).num_kept_loras == 5
+    assert EngineConfig(lora_modules=three, max_loras=1, max_cpu_loras=8).num_kept_loras == 8

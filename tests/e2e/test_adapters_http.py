@@ -85,6 +85,24 @@ async def test_an_adapters_name_is_a_model_on_every_route_that_generates(base: P
             assert (await client.until_ended())[-1]["error"]["code"] == "model_not_found"
 
 
+async def test_the_model_of_a_long_body_is_found_as_that_of_a_short_one(base: Path, folder: Path) -> None:
+    # A body of more than 16 KiB is parsed in a thread that knows nothing of the engine.
+    question = [{"role": "user", "content": " ".join(["word"] * 4)}]
+    async with open_engine(base, lora_modules=(f"first={folder / 'first'}",)) as engine:
+        scene = Scene(engine, create_app(engine), None)
+        for name, status in (("first", 200), ("nothing", 404)):
+            prompts = {
+                "/v1/chat/completions": {"messages": question, "max_tokens": 2},
+                "/v1/completions": {"prompt": "word", "max_tokens": 2},
+                "/v1/responses": {"input": question, "max_output_tokens": 2},
+            }
+            for path, prompt in prompts.items():
+                call = scene.call("POST", path, {"model": name, **prompt})
+                call.body += b" " * 20_000
+                answer = await call.run()
+                assert (path, answer.status) == (path, status)
+
+
 async def test_a_lora_adapter_is_a_model_of_pooled_requests_and_a_prompt_adapter_is_not(
     base: Path, folder: Path
 ) -> None:

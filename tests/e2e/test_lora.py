@@ -25,6 +25,7 @@ from tests.model.tiny_adapters import (
 )
 from tests.server.routes.harness import Scene
 from triolet import Engine, LoRARequest, SamplingParams
+from triolet.config.engine import EngineConfig
 from triolet.errors import (
     AdapterError,
     AdaptersPinned,
@@ -304,6 +305,17 @@ async def test_a_configured_adapter_is_a_model_over_http(base: Path, adapters: l
             assert (found["model"], found["choices"][0]["text"]) == (name, expected.outputs[0].text)
         unknown = await scene.post("/v1/completions", wish | {"model": "third"})
         assert json.loads(unknown.body)["error"]["code"] == "model_not_found"
+
+
+async def test_all_configured_adapters_are_kept_also_if_one_step_takes_only_one(
+    base: Path, adapters: list[Path]
+) -> None:
+    modules = tuple(f"adapter-{number}={folder}" for number, folder in enumerate(adapters))
+    assert len(modules) > EngineConfig().max_loras
+    async with open_engine(base, lora_modules=modules, max_loras=1) as engine:
+        assert {request.lora_name for request in engine.loras()} == {
+            entry.partition("=")[0] for entry in modules
+        }
 
 
 async def test_two_configured_adapters_of_one_name_are_refused_by_it(

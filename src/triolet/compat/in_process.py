@@ -98,7 +98,7 @@ class InProcessAdapters:
     """
 
     def __init__(self, config: EngineConfig, support: AdapterSupport | None, runner: StepRunner) -> None:
-        self._table = AdapterTable(config.enable_lora, config.max_cpu_loras or config.max_loras)
+        self._table = AdapterTable(config.enable_lora, config.num_kept_loras)
         self._support, self._runner = support, runner
 
     @property

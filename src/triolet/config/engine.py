@@ -309,7 +309,8 @@ class EngineConfig(Configuration):
         rule=whole(1),
     )
     max_cpu_loras: int | None = option(
-        "Most LoRA adapters that are kept in memory, those in use included; by default max_loras.",
+        "Most LoRA adapters that are kept in memory, those in use included; by default max_loras, or all of "
+        "lora_modules if those are more.",
         default=None,
         rule=whole(1, optional=True),
     )
@@ -392,8 +393,18 @@ class EngineConfig(Configuration):
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+        if self.max_cpu_loras is None:
+            return
+        if self.max_cpu_loras < self.max_loras:
             raise ConfigError("max_cpu_loras", f"at least max_loras ({self.max_loras})", self.max_cpu_loras)
+        if self.max_cpu_loras < len(self.lora_modules):
+            rule = f"at least the number of lora_modules ({len(self.lora_modules)})"
+            raise ConfigError("max_cpu_loras", rule, self.max_cpu_loras)
+
+    @property
+    def num_kept_loras(self) -> int:
+        """Most LoRA adapters in memory: without `max_cpu_loras`, room for one step's and for all of `lora_modules`."""
+        return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
 
     @classmethod
     def of(cls, config: EngineConfig | str | None = None, /, **fields: Unpack[EngineFields]) -> EngineConfig:

@@ -592,6 +592,6 @@ def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:
     return AdapterLimits(
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
-        max_cpu_loras=config.max_cpu_loras or config.max_loras,
+        max_cpu_loras=config.num_kept_loras,
         lora_dtype=config.lora_dtype,
     )

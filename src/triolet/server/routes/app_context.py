@@ -71,7 +71,8 @@ class AppContext:
         """Check the name of a model.
 
         Args:
-            takes_adapters: whether it may be the name of a loaded adapter, too.
+            takes_adapters: whether it may be the name of a loaded adapter, too. The engine knows them, so that this is
+                not for the thread in which a long body is parsed.
         Raises:
             WireError: no model of that name is served.
         """

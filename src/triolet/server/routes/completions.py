@@ -29,11 +29,11 @@ async def completions(request: Request) -> Response:
 
     def planned_body(payload: dict[str, Any]) -> tuple[CompletionRequest, SamplingParams]:
         body = CompletionRequest.of(payload)
-        context.check_model(body.model, takes_adapters=True)
         return body, body.params(defaults)
 
     # Forms of structured outputs may be long, and are checked where the body is parsed.
     body, params = await read_json(request, planned_body)
+    context.check_model(body.model, takes_adapters=True)
     return await _Completion.for_request(request, context, body, params).response(request)
 
 

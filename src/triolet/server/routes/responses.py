@@ -38,11 +38,11 @@ async def responses(request: Request) -> Response:
 
     def planned_body(payload: dict[str, Any]) -> tuple[CreateResponse, SamplingPlan]:
         body = CreateResponse.of(payload)
-        context.check_model(body.model, takes_adapters=True)
         return body, context.responses_context.planned(body)
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
     body, planned = await read_json(request, planned_body)
+    context.check_model(body.model, takes_adapters=True)
     if body.triolet_events and not body.stream:
         raise wrong("triolet_events", "left out where stream is false", True)
     if body.resumable and context.gateway is None:
