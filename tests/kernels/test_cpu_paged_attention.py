@@ -49,6 +49,29 @@ def test_every_row_is_plain_attention_over_its_own_past(
 
 
 @on_every_cpu_variant
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 100}], ids=["plain", "window"])
+def test_a_row_has_the_same_bits_in_a_long_prompt_and_in_a_short_piece_of_it(
+    variant: str, options: dict[str, Any]
+) -> None:
+    # A long prompt has items of many rows, which share their tiles; 20 rows are an item of their own.
+    length, piece = 430, 20
+    case = PagedCase.make([(length, length)], num_heads=6, num_kv_heads=2, head_dim=20)
+    whole = run(variant, case, **options)
+    torch.testing.assert_close(whole.double(), case.truth(**options), **EXACT)
+    for first in range(0, length - piece, 70):
+        end = first + piece
+        metadata = attrs.evolve(
+            case.metadata,
+            cu_query_lens=torch.tensor([0, piece], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            query_lens_host=(piece,),
+            seq_lens_host=(end,),
+        )
+        short = run(variant, attrs.evolve(case, query=case.query[first:end], metadata=metadata), **options)
+        assert torch.equal(short, whole[first:end])
+
+
+@on_every_cpu_variant
 @pytest.mark.parametrize("sliding_window", [1, 2, 15, 64, 65, 1000])
 def test_a_window_shows_as_many_keys_as_it_is_wide(variant: str, sliding_window: int) -> None:
     case = PagedCase.make([(1, 16), (1, 170), (33, 48), (20, 20), (9, 200)])

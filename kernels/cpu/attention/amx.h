@@ -227,20 +227,19 @@ static void attend_prefill_amx(const AttentionRows<BFloat16>& work, Scratch& scr
 #undef ADD_TILES
 #endif
 
-// Prefill attention with the narrowest width that holds the rows; on AMX where it applies.
+// Prefill attention, on AMX where it applies.
 template <class T>
 static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
-  const int vectors = (work.num_rows + LANES - 1) / LANES;
 #if defined(AMX_TILES)
   if constexpr (std::is_same<T, BFloat16>::value) {
     if (can_use_amx(work)) {
-      if (vectors == 1) return attend_prefill_amx<1>(work, scratch);
-      if (vectors == 2) return attend_prefill_amx<2>(work, scratch);
-      return attend_prefill_amx<TILE_VECTORS>(work, scratch);
+      for (int first = 0; first < work.num_rows; first += TILE_COLUMNS) {
+        const AttentionRows<T> part = work.part(first, std::min(TILE_COLUMNS, work.num_rows - first));
+        with_vectors(part.num_rows, [&](auto vectors) { attend_prefill_amx<vectors>(part, scratch); });
+      }
+      return;
     }
   }
 #endif
-  if (vectors == 1) return attend_prefill<1>(work, scratch);
-  if (vectors == 2) return attend_prefill<2>(work, scratch);
-  return attend_prefill<TILE_VECTORS>(work, scratch);
+  attend_strips(work, scratch);
 }

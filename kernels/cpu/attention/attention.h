@@ -24,9 +24,13 @@ INLINE bool is_decode(int query_len, int group) {
   return query_len * group <= MAX_DECODE_ROWS || (group <= MAX_DECODE_ROWS && query_len <= DRAFT_TOKENS);
 }
 
-// Maximum number of rows of one work item.
-INLINE int rows_per_item(int query_len, int group) {
-  return is_decode(query_len, group) ? std::min(query_len * group, MAX_DECODE_ROWS) : TILE_COLUMNS;
+// Measured: more rows of one prefill item read keys and values less often, and their queries and outputs leave the cache.
+constexpr int MAX_PREFILL_ROWS = 128;
+static_assert(MAX_PREFILL_ROWS % TILE_COLUMNS == 0, "work items consist of whole strips");
+
+// Maximum number of rows of one work item, if prefill items may have `prefill_rows`.
+INLINE int rows_per_item(int query_len, int group, int prefill_rows) {
+  return is_decode(query_len, group) ? std::min(query_len * group, MAX_DECODE_ROWS) : prefill_rows;
 }
 
 // Compute attention of one work item: some rows of one sequence, or all rows of several decode sequences with a common

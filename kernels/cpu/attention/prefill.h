@@ -1,7 +1,11 @@
-// Prefill attention: many rows of one sequence and one KV head. Vectors run along the rows, a tile of keys is widened
-// to float32 once, and the softmax needs no sum across lanes.
+// Prefill attention: many rows of one sequence and one KV head. Vectors run along the rows, so that the softmax needs no
+// sum across lanes. Rows are computed in strips of TILE_COLUMNS; the strips of a work item share the tiles of keys and
+// values, which are read from the cache and widened to float32 once for all of them.
 
 #pragma once
+
+#include <type_traits>
+#include <vector>
 
 #include "attention/rows.h"
 #include "gemm/microkernel.h"
@@ -37,9 +41,9 @@ struct RowState {
 
 // Replace scores [KEYS, VECTORS * LANES] by softmax weights, and rescale the partial sums in `out`. Scores of masked
 // keys may have any value.
-template <int VECTORS>
-INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, RowState<VECTORS * LANES>& rows,
-                       float* out, int dim) {
+template <int VECTORS, int LANES_OF_STATE>
+INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, RowState<LANES_OF_STATE>& rows, float* out,
+                         int dim) {
   constexpr int WIDTH = VECTORS * LANES;
   const bool all_seen = rows.all_see(tile);
   for (int j = 0; j < WIDTH; j += LANES) {
@@ -67,33 +71,81 @@ INLINE void softmax_rows(float* scores, int tile, float scale, float soft_cap, R
   }
 }
 
+// At most TILE_COLUMNS rows of a work item, and what they have come to so far.
+template <class T>
+struct Strip {
+  AttentionRows<T> work;
+  RowState<TILE_COLUMNS> rows;
+  float *query, *out;  // [padded_dim, TILE_COLUMNS], one column per row
+
+  Strip(const AttentionRows<T>& work, float* query, float* out) : work(work), rows(work), query(query), out(out) {}
+  int begin() const { return work.begin(0); }
+  int end() const { return work.end(work.num_rows - 1); }
+  // Return whether a row sees a key of a tile.
+  bool sees(int tile) const { return tile < end() && begin() < tile + KEYS; }
+};
+
+// Add a tile to a strip with at most VECTORS * LANES rows. keys, values: [KEYS, padded_dim]; scores: scratch.
 template <int VECTORS, class T>
-static void attend_prefill(const AttentionRows<T>& work, Scratch& scratch) {
-  constexpr int WIDTH = VECTORS * LANES;
-  const int dim = work.head_dim, padded_dim = round_up(dim, LANES);
-  float* query = scratch.floats(static_cast<size_t>(padded_dim) * (2 * WIDTH + 2 * KEYS + 1) + KEYS * WIDTH);
-  float* out = query + padded_dim * WIDTH;      // query and out: [dim, WIDTH], one column per row
-  float* keys = out + padded_dim * WIDTH;       // [KEYS, padded_dim]
-  float* values = keys + KEYS * padded_dim;     // [KEYS, padded_dim]
-  float* scores = values + KEYS * padded_dim;   // [KEYS, WIDTH]
-  float* row = scores + KEYS * WIDTH;           // [padded_dim]
-  std::fill(query, query + 2 * padded_dim * WIDTH, 0.0f);
-  for (int r = 0; r < work.num_rows; ++r) {
-    widen_row(work.query_row(r), dim, row);
-    for (int d = 0; d < dim; ++d) query[d * WIDTH + r] = row[d] * work.scale;
+static void attend_tile(Strip<T>& strip, int tile, const float* keys, const float* values, int padded_dim, float* scores) {
+  const int dim = strip.work.head_dim;
+  multiply<VECTORS>(KEYS, keys, padded_dim, 1, strip.query, VECTORS * LANES, dim, scores, VECTORS * LANES, false);
+  softmax_rows<VECTORS>(scores, tile, 1.0f, strip.work.soft_cap, strip.rows, strip.out, dim);
+  multiply<VECTORS>(dim, values, 1, padded_dim, scores, VECTORS * LANES, KEYS, strip.out, VECTORS * LANES, true);
+}
+
+// Call `use` with the least number of vectors, as a compile-time constant, that holds some rows of a strip.
+template <class Use>
+INLINE void with_vectors(int num_rows, Use use) {
+  if (num_rows <= LANES) return use(std::integral_constant<int, 1>{});
+  if (num_rows <= 2 * LANES) return use(std::integral_constant<int, 2>{});
+  use(std::integral_constant<int, TILE_VECTORS>{});
+}
+
+// Rows of a strip of its own width, read and written: column r of [dim, width] is row r.
+template <class T>
+static void read_queries(const Strip<T>& strip, int width, float* row) {
+  for (int r = 0; r < strip.work.num_rows; ++r) {
+    widen_row(strip.work.query_row(r), strip.work.head_dim, row);
+    for (int d = 0; d < strip.work.head_dim; ++d) strip.query[d * width + r] = row[d] * strip.work.scale;
   }
-  RowState<WIDTH> rows(work);
+}
+
+template <class T>
+static void write_outputs(const Strip<T>& strip, int width, float* row) {
+  for (int r = 0; r < strip.work.num_rows; ++r) {
+    for (int d = 0; d < strip.work.head_dim; ++d) row[d] = strip.out[d * width + r];
+    narrow_row(row, strip.work.head_dim, 1.0f / strip.rows.total[r], strip.work.out_row(r));
+  }
+}
+
+template <class T>
+static void attend_strips(const AttentionRows<T>& work, Scratch& scratch) {
+  const int dim = work.head_dim, padded_dim = round_up(dim, LANES);
+  const int num_strips = (work.num_rows + TILE_COLUMNS - 1) / TILE_COLUMNS, strip_size = padded_dim * TILE_COLUMNS;
+  float* keys = scratch.floats(static_cast<size_t>(2) * num_strips * strip_size + (2 * KEYS + 1) * padded_dim +
+                               KEYS * TILE_COLUMNS);
+  float* values = keys + KEYS * padded_dim;
+  float* scores = values + KEYS * padded_dim;
+  float* row = scores + KEYS * TILE_COLUMNS;
+  float* columns = row + padded_dim;  // [num_strips, query and out, padded_dim, TILE_COLUMNS]
+  std::fill(columns, columns + 2 * num_strips * strip_size, 0.0f);
+  std::vector<Strip<T>> strips;
+  strips.reserve(num_strips);
+  for (int first = 0; first < work.num_rows; first += TILE_COLUMNS, columns += 2 * strip_size) {
+    strips.emplace_back(work.part(first, std::min(TILE_COLUMNS, work.num_rows - first)), columns, columns + strip_size);
+    with_vectors(strips.back().work.num_rows, [&](auto vectors) { read_queries(strips.back(), vectors * LANES, row); });
+  }
   const int begin = work.begin(0), end = work.end(work.num_rows - 1);
   for (int tile = begin / KEYS * KEYS; tile < end; tile += KEYS) {
     const int lo = std::max(begin - tile, 0), hi = std::min(end - tile, KEYS);
     widen_tile(work.keys, tile, lo, hi, dim, padded_dim, keys);
-    multiply<VECTORS>(KEYS, keys, padded_dim, 1, query, WIDTH, dim, scores, WIDTH, false);
-    softmax_rows<VECTORS>(scores, tile, 1.0f, work.soft_cap, rows, out, dim);
     widen_tile(work.values, tile, lo, hi, dim, padded_dim, values);
-    multiply<VECTORS>(dim, values, 1, padded_dim, scores, WIDTH, KEYS, out, WIDTH, true);
+    for (Strip<T>& strip : strips)
+      if (strip.sees(tile))
+        with_vectors(strip.work.num_rows,
+                     [&](auto vectors) { attend_tile<vectors>(strip, tile, keys, values, padded_dim, scores); });
   }
-  for (int r = 0; r < work.num_rows; ++r) {
-    for (int d = 0; d < dim; ++d) row[d] = out[d * WIDTH + r];
-    narrow_row(row, dim, 1.0f / rows.total[r], work.out_row(r));
-  }
+  for (const Strip<T>& strip : strips)
+    with_vectors(strip.work.num_rows, [&](auto vectors) { write_outputs(strip, vectors * LANES, row); });
 }

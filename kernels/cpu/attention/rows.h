@@ -52,6 +52,13 @@ struct AttentionRows {
   T* out_row(int row) const {
     return out + (first_row + row) / group * out_stride_t + (first_row + row) % group * out_stride_h;
   }
+  // Return `count` of the rows, from row `first` on.
+  AttentionRows part(int first, int count) const {
+    AttentionRows rows = *this;
+    rows.first_row += first;
+    rows.num_rows = count;
+    return rows;
+  }
   // Return the same rows for the KV head `count` after this one.
   AttentionRows at_kv_head(int count) const {
     AttentionRows rows = *this;

@@ -104,10 +104,24 @@ inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, in
   return cut;
 }
 
+// Return the number of rows per prefill item: whole strips, few enough for every thread to have several items. A row's
+// result does not depend on it.
+inline int prefill_rows_per_item(const AttentionCall& call) {
+  constexpr int ITEMS_PER_THREAD = 8;
+  const int group = call.num_heads / call.num_kv_heads;
+  int64_t num_strips = 0;
+  for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
+    const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence];
+    if (!is_decode(query_len, group)) num_strips += (query_len * group + TILE_COLUMNS - 1) / TILE_COLUMNS;
+  }
+  const int64_t strips = num_strips * call.num_kv_heads / (ITEMS_PER_THREAD * std::max(1, call.num_threads));
+  return TILE_COLUMNS * static_cast<int>(std::clamp<int64_t>(strips, 1, MAX_PREFILL_ROWS / TILE_COLUMNS));
+}
+
 inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
   std::vector<WorkItem> decode_items, prefill_items;
   std::vector<int> decode_sequences;
-  const int group = call.num_heads / call.num_kv_heads;
+  const int group = call.num_heads / call.num_kv_heads, prefill_rows = prefill_rows_per_item(call);
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
     if (rows == 0) continue;
@@ -115,7 +129,7 @@ inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
       decode_sequences.push_back(sequence);
       continue;
     }
-    const int most = rows_per_item(query_len, group);
+    const int most = rows_per_item(query_len, group, prefill_rows);
     // Longest first, for load balance: the last queries see the most keys.
     for (int first = (rows - 1) / most * most; first >= 0; first -= most)
       prefill_items.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
