@@ -424,6 +424,57 @@ def adapted() -> list[str]:
     return table(head, rows, used)
 
 
+def embedded() -> list[str]:
+    """Return embeddings a second beside those of peers: the latest run of each model and peer on each kind of CPU."""
+    lines = [line for line in lines_of("embedding") if line["part"] == "throughput"]
+    used = latest(lines, "cpu", "model", "peer")
+    rows = [
+        (
+            *_source(line),
+            line["cpu"],
+            line["model"],
+            f"{line['peer'].removesuffix('-embedding')} {line['peer_version']}",
+            _number(line["texts_per_s"], 1),
+            _number(line["peer_texts_per_s"], 1),
+            _number(line["ratio"], 2),
+            _number(line["cpu_ratio"], 2),
+            _recorded(line["others_cpus"]),
+        )
+        for line in used
+    ]
+    head = ("CPU", "model", "peer", "triolet", "the peer", "times", "times, of CPU time", "others' CPUs")
+    return table(head, rows, used)
+
+
+def beside_embeddings() -> list[str]:
+    """Return gaps between a chat's tokens beside embeddings: the latest run on each kind of CPU."""
+    lines = [line for line in lines_of("embedding") if line["part"] == "chat"]
+    used = latest(lines, "cpu", "model")
+    rows = [
+        (
+            *_source(line),
+            line["cpu"],
+            line["model"],
+            *(
+                " / ".join(_number(line[side][share], 1) for share in ("p50", "p99"))
+                for side in ("alone_ms", "beside_ms")
+            ),
+            _number(line["ratio"], 2),
+            str(line["embedded_beside"]),
+        )
+        for line in used
+    ]
+    head = (
+        "CPU",
+        "model",
+        "alone, p50 / p99 ms",
+        "beside, p50 / p99 ms",
+        "ratio of the medians",
+        "texts beside",
+    )
+    return table(head, rows, used)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_transformers": beside_transformers,
     "quantized_throughput": quantized_throughput,
@@ -437,4 +488,6 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "quantization": quantization,
     "quantized": quantized,
     "adapted": adapted,
+    "embedded": embedded,
+    "beside_embeddings": beside_embeddings,
 }
