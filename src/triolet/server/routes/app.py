@@ -102,7 +102,7 @@ def create_app(
             *(adapters if config.lora_dir is not None else ()),
             *(profiling if engine.config.profile_dir is not None else ()),
             Route("/", page),
-            Route("/static/{name}", static),
+            Route("/static/{name:path}", static),
             Route("/health", health),
             Route("/health/ready", ready),
             Route("/metrics", metrics),

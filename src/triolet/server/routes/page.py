@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -13,18 +16,29 @@ from starlette.responses import Response
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 
-FILES: Final = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "app.js": "text/javascript; charset=utf-8",
-    "connection.js": "text/javascript; charset=utf-8",
-    "conversation.js": "text/javascript; charset=utf-8",
-    "engine.js": "text/javascript; charset=utf-8",
-    "settings.js": "text/javascript; charset=utf-8",
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
 }
 PARAMETERS: Final = "parameters.js"
 """Made from the table of sampling parameters, so that the page has the controls that the engine has."""
+
+
+def _files_below(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the content type of each file of the page; what has no type here is not served."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files_below(entry, f"{prefix}{entry.name}/")
+        elif (kind := TYPES.get(Path(entry.name).suffix)) is not None:
+            yield prefix + entry.name, kind
+
+
+FOLDER: Final = files("triolet.server.routes") / "static"
+FILES: Final = dict(sorted(_files_below(FOLDER)))
+"""Content type of each file of the page, by its path."""
 
 # Only what is in these files runs, and it speaks to nobody but this server.
 HEADERS: Final = {
@@ -45,7 +59,7 @@ async def static(request: Request) -> Response:
     """Return one of the files that the page loads."""
     name = request.path_params["name"]
     if name == PARAMETERS:
-        return Response(parameters_module(), headers={"content-type": FILES["app.js"], **HEADERS})
+        return Response(parameters_module(), headers={"content-type": TYPES[".js"], **HEADERS})
     return _file(name)
 
 
@@ -64,5 +78,5 @@ def parameters_module() -> str:
 def _file(name: str) -> Response:
     if name not in FILES:
         raise HTTPException(404)
-    content = (files("triolet.server.routes") / "static" / name).read_bytes()
+    content = (FOLDER / name).read_bytes()
     return Response(content, headers={"content-type": FILES[name], **HEADERS})

@@ -1,9 +1,11 @@
-// The page: lanes on the screen, and the keys and buttons that move them. Text from outside is only ever `textContent`.
+// The page: lanes on the screen, and the keys and buttons that move them. Text from outside never becomes markup.
 
 import { Connection } from "./connection.js";
 import { Lane } from "./conversation.js";
 import { EngineView } from "./engine.js";
 import { element, Options, recall, remember, Settings } from "./settings.js";
+import { copyOnClick } from "./text/code.js";
+import { say, TurnView } from "./turn.js";
 
 const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
 const THEME = "triolet.theme";
@@ -46,7 +48,7 @@ class LaneView {
   show() {
     const box = this.turns;
     const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
-    this.lane.turns.forEach((turn, index) => this.#row(index).show(turn));
+    this.lane.turns.forEach((turn, index) => this.#row(index).show(turn, lanes.length === 1));
     this.#showHead();
     box.setAttribute("aria-busy", this.lane.active !== null);
     if (isAtEnd || this.lane.active?.last === -1) box.scrollTop = box.scrollHeight;
@@ -70,55 +72,6 @@ class LaneView {
     const facts = element("span", {}, ...values.flatMap(([name, value], at) => [at ? " · " : "", `${name.replaceAll("_", " ")} `, element("bdi", { textContent: value })]));
     this.head.replaceChildren(element("b", { textContent: this.lane.name.toUpperCase() }), facts, close);
   }
-}
-
-class TurnView {
-  constructor(onFork) {
-    // Text of a model may be of either direction, or hold characters that turn it round: `dir` keeps that to the element.
-    this.asked = element("div", { className: "asked", dir: "auto" });
-    this.thought = element("div", { className: "thought", dir: "auto", hidden: true });
-    this.answer = element("div", { className: "answer", dir: "auto" });
-    this.facts = element("span");
-    this.state = element("span", { className: "state", dir: "auto" });
-    this.fork = element("button", { type: "button", className: "quiet", textContent: "fork from here", hidden: true });
-    this.fork.onclick = onFork;
-    this.waits = element("div", { className: "waits", hidden: true });
-    const foot = element("div", { className: "facts" }, this.state, this.facts, this.fork);
-    this.root = element("article", { className: "turn" }, this.asked, this.thought, this.answer, this.waits, foot);
-  }
-
-  show(turn) {
-    this.root.dataset.state = turn.state;
-    say(this.asked, turn.asked);
-    say(this.thought, turn.thought);
-    this.thought.hidden = !turn.thought;
-    say(this.answer, turn.text);
-    say(this.waits, turn.waiting);
-    this.waits.hidden = !turn.waiting;
-    say(this.state, turn.message);
-    say(this.facts, factsOf(turn));
-    this.fork.hidden = turn.state === "active" || turn.state === "failed" || lanes.length > 1;
-  }
-}
-
-// Text that has only grown is appended: the rest of it stays as it was selected.
-function say(node, text) {
-  const before = node.textContent;
-  if (before === text) return;
-  if (node.firstChild && text.startsWith(before)) node.firstChild.appendData(text.slice(before.length));
-  else node.textContent = text;
-}
-
-function factsOf(turn) {
-  if (!turn.usage || !turn.ended) return "";
-  const tokens = turn.usage.output_tokens;
-  const facts = [];
-  if (turn.first) facts.push(`TTFT ${Math.round(turn.first - turn.began)} ms`);
-  facts.push(`${tokens} tokens`);
-  if (turn.first && tokens > 1 && turn.ended > turn.first) facts.push(`${((1000 * (tokens - 1)) / (turn.ended - turn.first)).toFixed(0)} tokens/s`);
-  const cached = turn.usage.input_tokens_details?.cached_tokens ?? 0;
-  facts.push(`prompt ${turn.usage.input_tokens}${cached ? ` (${cached} cached)` : ""}`);
-  return facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
 }
 
 function addLane(lane) {
@@ -259,6 +212,7 @@ find("target").addEventListener("change", () => {
   const [lane] = targets();
   views.get(lane).root.scrollIntoView({ inline: "start" }); // on a phone there is room for one
 });
+copyOnClick(find("lanes"));
 find("stop").onclick = stop;
 find("new").onclick = newChat;
 find("fork").onclick = () => fork(lanes[0]);

@@ -4,84 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.page.browser import answers, ask_with, opened, send, wait_for_text
 from tests.e2e.server import Server, serve
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 ACTIVE, DONE = ".turn[data-state=active]", ".turn[data-state=done]"
 # Long enough to do something meanwhile: the model may not end it.
 ENDLESS = {"ignore_eos": True, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def opened(browser: Any, url: str, **context: Any) -> Iterator[Any]:
-    """The page, connected; it must not have complained when the scope is left."""
-    complaints: list[str] = []
-    with browser.new_context(viewport={"width": 1200, "height": 800}, **context) as window:
-        page = window.new_page()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.goto(url)
-        page.wait_for_selector("#connection[data-state=open]", state="attached")
-        yield page
-    assert [one for one in complaints if "WebSocket" not in one and "ERR_" not in one] == []
-
-
-@pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
-    with opened(browser, server.url) as page:
-        yield page
-
-
-def send(page: Any, text: str) -> None:
-    page.fill("#prompt", text)
-    page.keyboard.press("Enter")
-
-
-def answers(page: Any, lane: str = "a") -> list[str]:
-    return [one.inner_text() for one in page.query_selector_all(f"[data-lane={lane}] .answer")]
-
-
-def ask_with(page: Any, **options: Any) -> None:
-    """Begin again, with these parameters."""
-    page.evaluate(f"localStorage.setItem('triolet.options', '{json.dumps(options)}')")
-    page.reload()
-    page.wait_for_selector("#connection[data-state=open]", state="attached")
-
-
-def wait_for_text(page: Any, length: int, lane: str = "a") -> None:
-    for _ in range(400):
-        if answers(page, lane) and len(answers(page, lane)[-1]) > length:
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(f"no text in lane {lane}: {answers(page, lane)}")
 
 
 def test_a_question_is_answered_and_the_next_one_continues_it(page: Any) -> None:
