@@ -109,8 +109,11 @@ class PromptTooLong(InvalidPrompt):
         self.max_model_len = max_model_len
 
 
-class RequestIdInUse(InvalidRequest):
-    """A live request has this id; it is free again as soon as that one has ended."""
+class RequestIdInUse(InvalidRequest, KeyError):
+    """A live request has this id; it is free again as soon as that one has ended.
+
+    It is a ValueError and a KeyError: vLLM's versions raise the one or the other.
+    """
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -118,6 +121,9 @@ class RequestIdInUse(InvalidRequest):
             field="request_id",
             got=request_id,
         )
+
+    # That of KeyError would show the sentence in quotes.
+    __str__ = Exception.__str__
 
 
 class ChatTemplateError(InvalidRequest):

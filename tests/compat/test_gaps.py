@@ -169,3 +169,13 @@ def test_the_tokenizer_has_what_transformers_has() -> None:
     assert (tokenizer.eos_token_id, len(tokenizer)) == (own.eos_token_id, len(own))
     assert tokenizer.convert_ids_to_tokens([5]) == own.convert_ids_to_tokens([5])
     assert tokenizer.encode("AB") == [0, 1]  # as the engine encodes
+
+
+def test_a_second_request_of_an_id_is_what_either_version_of_vllm_raises() -> None:
+    loaded: Any = (FakeModel(64, 4, 50), model_info(64, 4), LetterTokenizer())
+    engine = LLMEngine(EngineConfig(), loaded=loaded)
+    engine.add_request("r", "ABC", PARAMS)
+    for kind in (KeyError, ValueError, InvalidRequest):
+        with pytest.raises(kind) as caught:
+            engine.add_request("r", "ABC", PARAMS)
+        assert str(caught.value) == "request_id must not belong to a live request; got 'r'"

@@ -53,10 +53,6 @@ class AsyncFacts(Facts):
         """Return True if spans are exported: `otlp_traces_endpoint` is set."""
         return await told(self.vllm_config.otlp_traces_endpoint is not None)
 
-    async def is_sleeping(self) -> bool:
-        """Return False: the engine cannot be put to sleep."""
-        return await told(False)
-
 
 class Done:
     """Result of a method that is done already, and is awaited in some versions of vLLM; false, like None."""

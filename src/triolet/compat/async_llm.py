@@ -23,9 +23,10 @@ import trio
 
 from triolet.aio import AsyncioEngine
 from triolet.bridge.engine_thread import EngineThread
-from triolet.compat.async_facts import AsyncFacts, Count, Done, checkpoint, told
+from triolet.compat.async_facts import Count, Done, checkpoint
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
+from triolet.compat.operations.asynchronous import AsyncOperations
 from triolet.compat.pooling import params_of_task, with_tensor
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (
@@ -58,7 +59,7 @@ StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
 
 @refusing(ASYNC_METHODS)
-class AsyncLLM(AsyncFacts):
+class AsyncLLM(AsyncOperations):
     """Engine under vLLM's asynchronous interface, entered with `async with`.
 
     Args:
@@ -85,6 +86,7 @@ class AsyncLLM(AsyncFacts):
         start_engine_loop: bool = True,
         **vllm_only: object,
     ) -> None:
+        super().__init__()
         refuse_given({"executor_class": executor_class, "usage_context": usage_context, **vllm_only})
         if log_requests:
             refuse("log_requests", "requests are not logged")
@@ -447,88 +449,7 @@ class AsyncLLM(AsyncFacts):
         """Return True if a request waits or runs."""
         return self.get_num_unfinished_requests() > 0
 
-    # ------------------------------------------------------------------------------------------- workers
-
-    async def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,  # noqa: ASYNC109  vLLM's name
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of every worker between two steps; see `triolet.Engine.collective_rpc`."""
-        return await self.engine.collective_rpc(method, timeout, args, kwargs)
-
-    async def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
-        """Call a function with every worker's model; see `triolet.Engine.apply_model`."""
-        return await self.engine.apply_model(func)
-
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record the steps from now on; see `triolet.Engine.start_profile`."""
-        await self.engine.start_profile(profile_prefix)
-
-    async def stop_profile(self) -> None:
-        """Write the recording of the steps to `profile_dir`."""
-        await self.engine.stop_profile()
-
     # ------------------------------------------------------------------------------------------- numbers
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, **vllm_only: object) -> bool:
-        """Forget all cached KV; False, and nothing done, while blocks are in use and may not be taken back."""
-        refuse_given(vllm_only)
-        done = self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
-        return bool(await told(done))
-
-    async def pause_generation(
-        self,
-        *,
-        mode: str = "abort",
-        wait_for_inflight_requests: bool = False,
-        clear_cache: bool = True,
-        **vllm_only: object,
-    ) -> None:
-        """Compute no request until `resume_generation`; see `triolet.Engine.pause_generation`.
-
-        Args:
-            wait_for_inflight_requests: an older name of mode `wait`.
-        """
-        refuse_given(vllm_only)
-        await self.engine.pause_generation(
-            "wait" if wait_for_inflight_requests else mode, clear_cache=clear_cache
-        )
-
-    async def resume_generation(self) -> None:
-        """End a pause; harmless without one."""
-        self.engine.resume_generation()
-        await checkpoint()
-
-    async def is_paused(self) -> bool:
-        """Return True between `pause_generation` and `resume_generation`."""
-        return await told(self.engine.is_paused)
-
-    async def list_loras(self) -> set[int]:
-        """Return the numbers of the loaded LoRA adapters."""
-        return await told(set(self.engine.list_loras()))
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
-        return await self.engine.add_lora(lora_request)
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
-        return await told(self.engine.remove_lora(lora_id))
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
-        return await self.engine.pin_lora(lora_id)
-
-    async def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of images. Programs call it after every change of weights."""
-        await checkpoint()
-
-    async def reset_encoder_cache(self) -> None:
-        """Do nothing: there is no cache of encoders."""
-        await checkpoint()
 
     async def do_log_stats(self, *unused: object) -> None:
         """Report to the stat loggers now what the next step would report."""

@@ -39,7 +39,7 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "kv_cache_dtype": ("auto",),
         "distributed_executor_backend": (None,),
         "skip_tokenizer_init": (False,),
-        "enable_sleep_mode": (False,),
+        "enable_sleep_mode": (False, True),  # sleep needs no preparation
         "limit_mm_per_prompt": (None,),
     }
 )

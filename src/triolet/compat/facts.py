@@ -94,7 +94,3 @@ class EngineFacts(Facts):
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the engine serves."""
         return self._info.tasks
-
-    def is_sleeping(self) -> bool:
-        """Return False: the engine cannot be put to sleep."""
-        return False

@@ -94,12 +94,14 @@ class InProcessAdapters:
     Args:
         config: limits.
         support: parts of the model that adapters may change; None for a model without such parts.
-        runner: computes with them.
+        runner: computes with them; None while the engine sleeps.
     """
 
-    def __init__(self, config: EngineConfig, support: AdapterSupport | None, runner: StepRunner) -> None:
+    def __init__(
+        self, config: EngineConfig, support: AdapterSupport | None, runner: StepRunner | None
+    ) -> None:
         self._table = AdapterTable(config.enable_lora, config.num_kept_loras)
-        self._support, self._runner = support, runner
+        self._support, self.runner = support, runner
 
     @property
     def numbers(self) -> set[int]:
@@ -126,8 +128,8 @@ class InProcessAdapters:
         return adapter
 
     def _prepare(self, adapter: Adapter, *, is_pinned: bool) -> None:
-        if isinstance(self._runner, AdapterRunner):
-            self._runner.prepare_adapter(adapter.path, adapter.digest, is_pinned=is_pinned)
+        if isinstance(self.runner, AdapterRunner):
+            self.runner.prepare_adapter(adapter.path, adapter.digest, is_pinned=is_pinned)
 
     def remove(self, int_id: int) -> bool:
         """Forget an adapter; requests with it go on. Return False if it is not loaded."""

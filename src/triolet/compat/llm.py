@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
+from triolet.compat.operations.offline import OfflineOperations
 from triolet.compat.pooling import params_of_task
 from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
@@ -43,7 +44,7 @@ Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 @refusing(OFFLINE_METHODS)
-class LLM:
+class LLM(OfflineOperations):
     """A model for offline use.
 
     Args:
@@ -331,6 +332,8 @@ class LLM:
         adapters: Sequence[LoRARequest | None] | None = None,
     ) -> list[Any]:
         """Keep as many requests queued as the engine admits, and step until all are answered."""
+        if self.llm_engine.is_sleeping():  # there is no other thread that could wake it
+            raise InvalidRequest("the engine sleeps or is paused; call wake_up() or resume it first")
         engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
         adapters = adapters or [None] * len(prompts)
         ids: list[str] = []
@@ -358,50 +361,6 @@ class LLM:
                 engine.discard([request_id for request_id in ids if request_id not in outputs])
         return [outputs[request_id] for request_id in ids]
 
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker, here and now; see `LLMEngine.collective_rpc`."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
-
-    def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model, here and now; see `LLMEngine.apply_model`."""
-        return self.llm_engine.apply_model(func)
-
-    def list_loras(self) -> set[int]:
-        """Return the numbers of the loaded LoRA adapters."""
-        return self.llm_engine.list_loras()
-
-    def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
-        return self.llm_engine.add_lora(lora_request)
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget a LoRA adapter. Return False if it is not loaded."""
-        return self.llm_engine.remove_lora(lora_id)
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
-        return self.llm_engine.pin_lora(lora_id)
-
-    def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of images."""
-
-    def reset_encoder_cache(self) -> None:
-        """Do nothing: there is no cache of encoders."""
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record the steps from now on; see `triolet.Engine.start_profile`."""
-        self.llm_engine.start_profile(profile_prefix)
-
-    def stop_profile(self) -> None:
-        """Write the recording of the steps to `profile_dir`."""
-        self.llm_engine.stop_profile()
-
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer."""
         return self.llm_engine.tokenizer
@@ -418,10 +377,6 @@ class LLM:
     def get_metrics(self) -> list[Any]:
         """Return all metrics; see `LLMEngine.get_metrics`."""
         return self.llm_engine.get_metrics()
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached KV; see `LLMEngine.reset_prefix_cache`."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
 
 def _adapters_for(given: Adapters, num_prompts: int) -> list[LoRARequest | None]:

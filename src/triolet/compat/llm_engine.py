@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar, cast
 import attrs
 
 from triolet.compat.engine_args import EngineArgs
-from triolet.compat.facts import EngineFacts
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
+from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
 from triolet.compat.prompts import split_prompt
 from triolet.compat.refusals import (
@@ -37,7 +37,6 @@ from triolet.core.journal import Journal
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.scoring import Scoring, plan_scoring
-from triolet.core.profile import StepRecorder
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
@@ -48,19 +47,14 @@ from triolet.core.request.request_builder import Need, RequestBuilder
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, TokenizerInterface
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
-from triolet.core.step_plan import StepRunner, steps_of
-from triolet.core.worker_call import WorkerCall, outcome_of
-from triolet.errors import Overloaded, ProfileConflict, RequestIdInUse, UnsupportedFeature, WorkerCallTimeout
+from triolet.core.step_plan import steps_of
+from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
-from triolet.observability.profile_path import check_profiling, new_profile_path
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
 T = TypeVar("T")
 StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
-
-
-Loaded = tuple[StepRunner, ModelInfo, TokenizerInterface | None]
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -81,7 +75,7 @@ def load(config: EngineConfig) -> Loaded:
 
 
 @refusing(ENGINE_METHODS)
-class LLMEngine(EngineFacts):
+class LLMEngine(EngineOperations):
     """Synchronous engine: `step()` computes in the caller's thread, and one thread uses the engine.
 
     Args:
@@ -106,17 +100,20 @@ class LLMEngine(EngineFacts):
         clock: Callable[[], float] = time.monotonic,
         **vllm_only: object,
     ) -> None:
+        super().__init__()
         given = {"executor_class": executor_class, "usage_context": usage_context, **vllm_only}
         refuse_given({**given, "aggregate_engine_logging": aggregate_engine_logging})
         if vllm_config.record is not None:
             refuse("record", "an engine without an event loop writes no recording", vllm_config.record)
         self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
-        self._loaded = loaded or load(config)
-        self._runner = self._loaded[0]
+        self._can_load = loaded is None
+        runner, info, tokenizer = loaded or load(config)
+        self._runner = runner
+        self._facts = info, tokenizer
         self._clock = clock
         self._core = core = EngineCore(Admission.of(config, Journal()))
-        core.model.info, core.model.tokenizer = self._loaded[1:]
+        core.model.info, core.model.tokenizer = self._facts
         core.is_scheduling = True  # between two calls of `step()` the scheduler is always whole
         self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
         core.new_scheduler(self._limits)
@@ -131,7 +128,6 @@ class LLMEngine(EngineFacts):
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
         self._metrics: Any = None
-        self._profile: StepRecorder | None = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -174,11 +170,11 @@ class LLMEngine(EngineFacts):
 
     @property
     def _info(self) -> ModelInfo:
-        return self._loaded[1]
+        return self._facts[0]
 
     @property
     def _tokenizer(self) -> TokenizerInterface | None:
-        return self._loaded[2]
+        return self._facts[1]
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -352,88 +348,45 @@ class LLMEngine(EngineFacts):
             Exception: an error of the model's runner, unchanged. Later steps compute all requests again, except one
                 that is found to crash the runner each time: that one fails.
         """
-        core = self._core
-        core.add_arrivals()
-        self._grammars.answer()
-        began_s = time.perf_counter()
-        plan = core.plan_step(self._clock())
-        if plan is not None:
-            if self._profile is not None:
-                self._profile.note_plan(plan.step_id, began_s, time.perf_counter())
-            try:
-                # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
-                # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
-                result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
-            except Exception as error:
-                core.fail_step(plan, error)
-                self._start_over()
-                raise
-            except BaseException:  # Ctrl-C: not counted as a crash of any request
-                self._start_over()
-                raise
-            began_s = time.perf_counter()
-            core.apply(result, self._clock())
-            if self._profile is not None:
-                self._profile.note_result(plan.step_id, began_s, time.perf_counter())
+        self._compute()
         self._deliver()
         outputs = self._take_outputs()
         self._reporting.report(self._clock())
         return outputs
 
+    def _compute(self) -> bool:
+        core = self._core
+        core.add_arrivals()
+        self._grammars.answer()
+        began_s = time.perf_counter()
+        plan = core.plan_step(self._clock())
+        if plan is None:
+            return False
+        assert self._runner is not None, "the core plans no step while the engine sleeps"
+        if self._profile is not None:
+            self._profile.note_plan(plan.step_id, began_s, time.perf_counter())
+        try:
+            # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
+            # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
+            result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
+        except Exception as error:
+            core.fail_step(plan, error)
+            self._start_over()
+            raise
+        except BaseException:  # Ctrl-C: not counted as a crash of any request
+            self._start_over()
+            raise
+        began_s = time.perf_counter()
+        core.apply(result, self._clock())
+        if self._profile is not None:
+            self._profile.note_result(plan.step_id, began_s, time.perf_counter())
+        return True
+
     def _start_over(self) -> None:
         # The runner may have done half a step, so everything is computed again from the journal.
+        assert self._runner is not None
         self._runner.reset()
         self._core.new_scheduler(self._limits)
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker, here and now; return the results in the order of the ranks: one.
-
-        Args:
-            method: name of a method of `worker_extension` or of the worker's own, or a callable that gets the worker.
-            timeout: seconds. The call has the caller's thread and ends by itself; one that took longer is an error.
-            args: positional arguments.
-            kwargs: keyword arguments.
-        Raises:
-            UnknownWorkerMethod: there is no such method.
-            WorkerCallTimeout: it took longer.
-            Exception: what the method raises.
-        """
-        return [self._call(WorkerCall(method, False, tuple(args), dict(kwargs or {})), timeout)]
-
-    def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the model, here and now; a string names it as `module:function`."""
-        return [self._call(WorkerCall(func, True), None)]
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record the steps from now on; see `triolet.Engine.start_profile`."""
-        path = new_profile_path(check_profiling(self._config.profile_dir, "start_profile"), profile_prefix)
-        if self._profile is not None:
-            raise ProfileConflict("a profile is being recorded; stop it first")
-        self._call(WorkerCall("start_profile", args=(path,)), None)
-        self._profile = StepRecorder()
-
-    def stop_profile(self) -> None:
-        """Write the recording of the steps to `profile_dir`; see `triolet.Engine.stop_profile`."""
-        check_profiling(self._config.profile_dir, "stop_profile")
-        recorder, self._profile = self._profile, None
-        if recorder is None:
-            raise ProfileConflict("no profile is being recorded; start it first")
-        self._call(WorkerCall("write_profile", args=(recorder.values(),)), None)
-
-    def _call(self, call: WorkerCall, timeout: float | None) -> Any:
-        began_s = self._clock()
-        outcome = outcome_of(self._runner, call)
-        if outcome.error is not None:
-            raise outcome.error
-        if timeout is not None and self._clock() - began_s > timeout:
-            raise WorkerCallTimeout(call.name, timeout)
-        return outcome.value
 
     def _deliver(self) -> None:
         # A stop string in what is delivered ends its request, which is progress again.
@@ -474,36 +427,7 @@ class LLMEngine(EngineFacts):
         """Return the layout of the KV cache."""
         return self._info.cache_config(enable_prefix_caching=self.vllm_config.enable_prefix_caching)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached KV; False, and nothing done, while blocks are in use and may not be taken back."""
-        refuse_given({"reset_connector": reset_connector})
-        assert self._core.scheduler is not None
-        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
-
     # ------------------------------------------------------------------------------------------- numbers
-
-    def list_loras(self) -> set[int]:
-        """Return the numbers of the loaded LoRA adapters."""
-        return self._adapters.numbers
-
-    def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load a LoRA adapter; see `triolet.Engine.add_lora`."""
-        self._adapters.resolve(lora_request)
-        return True
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget a LoRA adapter; requests with it go on. Return False if it is not loaded."""
-        return self._adapters.remove(lora_id)
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep a LoRA adapter loaded until it is removed; see `triolet.Engine.pin_lora`."""
-        return self._adapters.pin(lora_id)
-
-    def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of images. Programs call it after every change of weights."""
-
-    def reset_encoder_cache(self) -> None:
-        """Do nothing: there is no cache of encoders."""
 
     def add_stat_logger(self, stat_logger: StatLogger) -> None:
         """Report every step to this logger from now on."""

@@ -11,31 +11,24 @@ Face = TypeVar("Face", bound=type)
 
 NO_ENCODE = "add_request() takes PoolingParams"
 NO_PROMPT_ADAPTER = "AsyncLLM takes prompt adapters; vLLM has dropped them"
-NO_SLEEP = "an engine is awake from the beginning to the end of its scope"
+NO_RELEASE = "sleep() gives up the KV cache together with the weights"
 NO_PROFILER = "the folder of traces is `profile_dir` of EngineConfig"
-NO_WEIGHTS = "weights are read once, when the engine starts"
+NO_TRANSFER = "update_weights() takes tensors by name, and reload_weights() a folder"
+NO_ITERATIONS = "a profile lasts from start_profile() to stop_profile()"
 NO_RENDERER = "prompts are rendered by the engine; pass texts, token ids or chat messages"
 
 NO_OTHER_ENGINES = "there is one engine, on one machine"
 
-METHODS: Mapping[str, str] = {
-    "sleep": NO_SLEEP,
-    "wake_up": NO_SLEEP,
-    "release_kv_cache_memory": NO_SLEEP,
-    "get_weight_version": NO_WEIGHTS,
-}
+METHODS: Mapping[str, str] = {"release_kv_cache_memory": NO_RELEASE}
 WEIGHT_METHODS: Mapping[str, str] = dict.fromkeys(
-    (
-        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
-        *("start_draft_weight_update", "update_weights", "update_weight_version", "finish_weight_update"),
-    ),
-    NO_WEIGHTS,
+    ("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_draft_weight_update"),
+    NO_TRANSFER,
 )
-ENGINE_METHODS: Mapping[str, str] = {**METHODS, "encode": NO_ENCODE, "set_weight_version": NO_WEIGHTS}
+ENGINE_METHODS: Mapping[str, str] = {**METHODS, "encode": NO_ENCODE}
 ASYNC_METHODS: Mapping[str, str] = {
     **METHODS,
     **WEIGHT_METHODS,
-    "compute_weight_checksums": NO_WEIGHTS,
+    "compute_weight_checksums": "get_weight_version() names the weights in use",
     "checkpoint_prepare": "drain() gives a snapshot of what is not finished",
     "checkpoint_restore": "resume() takes up a snapshot",
     "check_admission": "generate() raises Overloaded where a request is not admitted",
@@ -46,6 +39,7 @@ ASYNC_METHODS: Mapping[str, str] = {
     "get_kv_event_sources": NO_OTHER_ENGINES,
     "notify_kv_transfer_request_rejected": NO_OTHER_ENGINES,
     "scale_elastic_ep": NO_OTHER_ENGINES,
+    "get_external_elastic_ep_status": NO_OTHER_ENGINES,
     "get_input_preprocessor": NO_RENDERER,
 }
 OFFLINE_METHODS: Mapping[str, str] = {
@@ -82,6 +76,9 @@ PARAMETERS: Mapping[str, str] = {
     "enable_log_requests": "requests are not logged",
     "headless": NO_OTHER_ENGINES,
     "reset_connector": "KV is not kept outside of the engine",
+    "delay_iterations": NO_ITERATIONS,
+    "max_iterations": NO_ITERATIONS,
+    "profiler_kwargs": NO_PROFILER,
     "enable_multiprocessing": "LLMEngine runs the model in the thread that calls step()",
 }
 

@@ -30,7 +30,7 @@ SHOWN_HEADERS = "x-request-id, retry-after"
 PREFLIGHT_S = "600"
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
-OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/metrics", "/version"))
+OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/ping", "/metrics", "/version"))
 # Also answered while the server drains: its operator watches the drain there.
 OPEN_IN_DRAIN = frozenset(("/metrics", "/version"))
 CLIENT_LEFT = 499  # nginx' status for a client that left before it was answered

@@ -5,17 +5,19 @@ The routes that change something ask for an operator's key, where there are keys
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import triolet
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
-from triolet.errors import EngineDead, EngineUnhealthy, ModelError
+from triolet.errors import EngineDead, EngineUnhealthy, ModelError, TrioletError, shown
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.responses.session import shutting_down
@@ -128,6 +130,65 @@ async def weight_info(request: Request) -> Response:
     """Answer which weights are in use, to an operator."""
     engine = operator_context(request).engine
     return JSONResponse({"weight_version": engine.weight_version, "model_path": engine.weights_folder})
+
+
+async def load(request: Request) -> Response:
+    """Answer how many requests are in the engine."""
+    return JSONResponse({"server_load": context_of(request).engine.statistics().num_requests_live})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget all cached KV that is not in use, for an operator: `?reset_running_requests=true|false`, as in vLLM."""
+    engine = operator_context(request).engine
+    query = read_query(request, "reset_running_requests", "reset_external")
+    if _boolean(query, "reset_external", default=False):
+        raise wrong("reset_external", "false: KV is not kept outside of the engine", True)
+    is_forced = _boolean(query, "reset_running_requests", default=False)
+    return JSONResponse({"success": engine.reset_prefix_cache(reset_running_requests=is_forced)})
+
+
+async def reset_other_cache(request: Request) -> Response:
+    """Answer an operator at once: there is no cache of images or encoders."""
+    operator_context(request)
+    return Response()
+
+
+async def collective_rpc(request: Request) -> Response:
+    """Call a method of every worker, for an operator: `{"method", "args", "kwargs", "timeout"}`, as in vLLM.
+
+    Results that JSON does not have are answered as texts.
+    """
+    engine = operator_context(request).engine
+    body = await _read_fields(request, "method", "args", "kwargs", "timeout")
+    given = {"args": [], "kwargs": {}} | {name: value for name, value in body.items() if value is not None}
+    method, args, kwargs, timeout = (given.get(name) for name in ("method", "args", "kwargs", "timeout"))
+    if not isinstance(method, str) or not method:
+        raise wrong("method", "the name of a method", method)
+    if not isinstance(args, list):
+        raise wrong("args", "a list", args)
+    if not isinstance(kwargs, dict):
+        raise wrong("kwargs", "an object", kwargs)
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
+        raise wrong("timeout", "seconds", timeout)
+    try:
+        results = await engine.collective_rpc(method, timeout, args, kwargs)
+    except (TrioletError, trio.Cancelled):
+        raise
+    except Exception as error:
+        # The methods are the operator's own: the sentence may say what they met.
+        sentence = f"{method} failed: {type(error).__name__}: {shown(str(error))}"
+        raise WireError(sentence, code="worker_call_failed", status=500, type="server_error") from None
+    return JSONResponse({"results": [_wire_result(one) for one in results]})
+
+
+def _wire_result(result: object) -> object:
+    if result is None or isinstance(result, dict | list):
+        try:
+            json.dumps(result, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return str(result)
+        return result
+    return str(result)
 
 
 async def start_profile(request: Request) -> Response:
