@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +113,33 @@ SLOW_SOCKET = """
 """
 
 
-@pytest.mark.parametrize("latency_ms", [50, *[pytest.param(one, marks=pytest.mark.slow) for one in (0, 200)]])
+ROUNDS = range(20)
+"""Delays from 0 to 400 ms in each direction; every round waits for another time before New."""
+
+
+@pytest.mark.parametrize("rounds", [[2], pytest.param(ROUNDS, marks=pytest.mark.slow)], ids=["one", "twenty"])
 def test_a_new_chat_during_an_answer_shows_the_new_answer(
-    browser: Any, server: Server, latency_ms: int
+    browser: Any, server: Server, rounds: Sequence[int]
 ) -> None:
-    with opened(browser, server.url) as page:
-        page.add_init_script(SLOW_SOCKET.replace("LATENCY_MS", str(latency_ms)))
-        ask_with(page, **ENDLESS)
-        # New before the first event of an answer, and in its middle.
-        for wait_ms in (0, 30, 2 * latency_ms, 2 * latency_ms + 300):
-            send(page, "Tell me a story")
-            page.wait_for_timeout(wait_ms)
-            page.click("#new")
-            send(page, "Count from 1 to 3")
-            wait_for_text(page, 8)
-            [answer] = answers(page)
-            assert answer.startswith("1, 2, 3"), (wait_ms, answer)
-            assert page.query_selector(".turn[data-state=failed]") is None
-            page.click("#new")
-            page.wait_for_timeout(2 * latency_ms + 100)  # the cancel of the last answer has to leave the page
+    for number in rounds:
+        latency_ms = 400 * number // (len(ROUNDS) - 1)
+        with opened(browser, server.url) as page:
+            page.add_init_script(SLOW_SOCKET.replace("LATENCY_MS", str(latency_ms)))
+            ask_with(page, **ENDLESS)
+            # New before the first event of an answer, and in its middle.
+            for wait_ms in (0, 30, 2 * latency_ms, 2 * latency_ms + 300):
+                send(page, "Tell me a story")
+                page.wait_for_timeout(wait_ms)
+                page.click("#new")
+                send(page, "Count from 1 to 3")
+                wait_for_text(page, 8)
+                [answer] = answers(page)
+                assert answer.startswith("1, 2, 3"), (latency_ms, wait_ms, answer)
+                assert page.query_selector(".turn[data-state=failed]") is None
+                page.click("#new")
+                page.wait_for_timeout(
+                    2 * latency_ms + 100
+                )  # the cancel of the last answer has to leave the page
 
 
 def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Server) -> None:

@@ -1,15 +1,19 @@
 // The page: lanes on the screen, and the keys and buttons that move them. Text from outside never becomes markup.
 
+import { Chat } from "./chat/chat.js";
+import { Lane } from "./chat/lane.js";
+import { Store } from "./chat/store.js";
 import { Connection } from "./connection.js";
-import { Lane } from "./conversation.js";
 import { EngineView } from "./engine.js";
-import { element, Options, recall, remember, Settings } from "./settings.js";
+import { Options, Settings } from "./settings.js";
 import { copyOnClick } from "./text/code.js";
-import { say, TurnView } from "./turn.js";
+import { ChatsPanel } from "./view/chats_panel.js";
+import { element, find, recall, remember } from "./view/dom.js";
+import { LaneView } from "./view/lane_view.js";
+import { say } from "./view/turn_view.js";
 
 const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
 const THEME = "triolet.theme";
-const find = (id) => document.getElementById(id);
 const base = new URL(".", location.href);
 
 let connection = null;
@@ -18,64 +22,13 @@ let lanes = [];
 // a stream of that name: until its last event has come, events of the stream belong to the closed lane.
 let closing = [];
 const views = new Map();
+const store = new Store();
 
 // ------------------------------------------------------------------------------------------- lanes
 
-class LaneView {
-  #rows = [];
-  #isDue = false;
-
-  constructor(lane) {
-    this.lane = lane;
-    this.turns = element("div", { className: "turns", tabIndex: 0 });
-    this.turns.setAttribute("role", "log");
-    this.turns.setAttribute("aria-label", `Lane ${lane.name.toUpperCase()}`);
-    this.head = element("h2");
-    this.root = element("section", { className: "lane" }, this.head, this.turns);
-    this.root.dataset.lane = lane.name;
-  }
-
-  // At most once a frame, however fast the tokens come.
-  change() {
-    if (this.#isDue) return;
-    this.#isDue = true;
-    requestAnimationFrame(() => {
-      this.#isDue = false;
-      this.show();
-    });
-  }
-
-  show() {
-    const box = this.turns;
-    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
-    this.lane.turns.forEach((turn, index) => this.#row(index).show(turn, lanes.length === 1));
-    this.#showHead();
-    box.setAttribute("aria-busy", this.lane.active !== null);
-    if (isAtEnd || this.lane.active?.last === -1) box.scrollTop = box.scrollHeight;
-    showControls();
-  }
-
-  #row(index) {
-    if (!this.#rows[index]) {
-      this.#rows[index] = new TurnView(() => fork(this.lane, index + 1));
-      this.turns.append(this.#rows[index].root);
-    }
-    return this.#rows[index];
-  }
-
-  #showHead() {
-    this.head.hidden = lanes.length < 2;
-    const values = Object.entries(this.lane.options.values).filter(([name]) => name !== "instructions");
-    const close = element("button", { type: "button", className: "quiet", textContent: "close" });
-    close.onclick = () => closeLane(this.lane);
-    close.setAttribute("aria-label", `Close lane ${this.lane.name.toUpperCase()}`);
-    const facts = element("span", {}, ...values.flatMap(([name, value], at) => [at ? " · " : "", `${name.replaceAll("_", " ")} `, element("bdi", { textContent: value })]));
-    this.head.replaceChildren(element("b", { textContent: this.lane.name.toUpperCase() }), facts, close);
-  }
-}
-
 function addLane(lane) {
-  const view = new LaneView(lane);
+  const acts = { fork, close: closeLane, isAlone: () => lanes.length < 2, shown: showControls };
+  const view = new LaneView(lane, acts);
   views.set(lane, view);
   lanes.push(lane);
   find("lanes").append(view.root);
@@ -86,6 +39,9 @@ function addLane(lane) {
 
 function changed(lane) {
   views.get(lane)?.change();
+  // When a question is asked, and when its answer has ended.
+  const turn = lane.turns.at(-1);
+  if (turn && (turn.last === -1 || turn.state !== "active")) store.put(lane.chat);
 }
 
 function discard(lane) {
@@ -125,15 +81,20 @@ function fork(lane, upTo = lane.turns.length) {
 }
 
 function newChat() {
+  openChat(new Chat());
+  find("prompt").focus();
+}
+
+function openChat(chat) {
+  const { options } = lanes[0];
   for (const lane of [...lanes]) {
     discard(lane);
     views.get(lane).root.remove();
   }
-  const options = lanes[0].options;
   views.clear();
   lanes = [];
-  addLane(new Lane("a", connection, options, changed));
-  find("prompt").focus();
+  addLane(new Lane("a", connection, options, changed, chat));
+  chats.show();
 }
 
 // ---------------------------------------------------------------------------------------- controls
@@ -174,12 +135,16 @@ function grow() {
   prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
-function toggle(button, panel, other) {
+function toggle(button, panel, ...others) {
   const isShown = panel.hidden;
   panel.hidden = !isShown;
   button.setAttribute("aria-expanded", isShown);
-  const isNarrow = matchMedia("(max-width: 90rem)").matches; // one of them at a time
-  if (isShown && other && isNarrow && !other.panel.hidden) toggle(other.button, other.panel);
+  for (const other of others) if (isShown && isNarrow() && !other.panel.hidden) toggle(other.button, other.panel);
+}
+
+// One panel at a time.
+function isNarrow() {
+  return matchMedia("(max-width: 90rem)").matches;
 }
 
 function turnTheme() {
@@ -190,7 +155,16 @@ function turnTheme() {
 }
 
 const settings = new Settings(find("settings"), () => lanes);
+const chats = new ChatsPanel(find("chats"), store, {
+  open: (chat) => {
+    openChat(chat);
+    if (matchMedia("(max-width: 62rem)").matches) toggle(panels.chats.button, panels.chats.panel); // it covers the chat
+  },
+  deleted: (chat) => lanes[0].chat === chat && openChat(new Chat()),
+  current: () => lanes[0]?.chat,
+});
 const panels = {
+  chats: { button: find("show-chats"), panel: find("chats") },
   settings: { button: find("show-settings"), panel: find("settings") },
   engine: { button: find("show-engine"), panel: find("engine") },
 };
@@ -217,10 +191,18 @@ find("stop").onclick = stop;
 find("new").onclick = newChat;
 find("fork").onclick = () => fork(lanes[0]);
 find("theme").onclick = turnTheme;
-panels.settings.button.onclick = () => toggle(panels.settings.button, panels.settings.panel, panels.engine);
-panels.engine.button.onclick = () => toggle(panels.engine.button, panels.engine.panel, panels.settings);
+for (const one of Object.values(panels)) {
+  const others = Object.values(panels).filter((other) => other !== one);
+  one.button.onclick = () => toggle(one.button, one.panel, ...others);
+}
+panels.chats.button.addEventListener("click", () => {
+  if (panels.chats.panel.hidden) return;
+  chats.show();
+  store.load(); // what other tabs have written
+  find("search").focus();
+});
 
-const KEYS = { KeyN: "new", KeyF: "fork", KeyP: "show-settings", KeyE: "show-engine" };
+const KEYS = { KeyC: "show-chats", KeyN: "new", KeyF: "fork", KeyP: "show-settings", KeyE: "show-engine" };
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") return stop();
   const button = event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code];
@@ -230,7 +212,11 @@ document.addEventListener("keydown", (event) => {
 });
 
 // Leaving the page cancels; a lost connection is resumed.
-window.addEventListener("pagehide", stop);
+window.addEventListener("pagehide", () => {
+  const chats = new Set([...closing, ...lanes].filter((lane) => lane.active).map((lane) => lane.chat));
+  store.leave([...chats]);
+  stop();
+});
 
 for (const suggestion of SUGGESTIONS) {
   const button = element("button", { type: "button", textContent: suggestion });
@@ -288,7 +274,8 @@ async function start() {
     if (detail === "open" && wasLost) resume();
     wasLost = detail === "waiting";
   });
-  addLane(new Lane("a", connection, options, changed));
+  await store.open();
+  addLane(new Lane("a", connection, options, changed, new Chat()));
   connection.open();
   engineView.start();
   find("prompt").focus();

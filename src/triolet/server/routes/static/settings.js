@@ -1,6 +1,7 @@
 // What an answer is asked with, lane by lane, and the panel where it is changed.
 
 import { PARAMETERS } from "./parameters.js"; // made by the server from its table of sampling parameters
+import { element, recall, remember } from "./view/dom.js";
 
 const FIELDS = [{ name: "instructions", label: "Instructions", kind: "text" }, ...PARAMETERS];
 const STORED = "triolet.options";
@@ -97,27 +98,4 @@ export class Settings {
 function shown(field, value) {
   if (field.kind !== "range") return "";
   return value === undefined ? "default" : value.toFixed(2);
-}
-
-export function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
-// What outlives the page, where the browser lets it.
-export function remember(name, value) {
-  try {
-    localStorage.setItem(name, JSON.stringify(value));
-  } catch {
-    // a private window: then it is forgotten
-  }
-}
-
-export function recall(name) {
-  try {
-    return JSON.parse(localStorage.getItem(name));
-  } catch {
-    return null;
-  }
 }

@@ -1,45 +1,13 @@
-// Lane: a list of turns, each a question and a growing answer. Lanes have the same names on the server.
+// Lane: a way through a chat, and what is asked at its end. Lanes have the same names on the server.
 
-export class Turn {
-  constructor(asked) {
-    this.asked = asked;
-    this.text = "";
-    this.thought = "";
-    this.state = "active"; // or "done", "stopped", "cut", "failed"
-    this.message = "";
-    this.id = null; // of the response
-    this.last = -1; // the latest sequence number
-    this.began = performance.now();
-    this.first = null;
-    this.ended = null;
-    this.usage = null;
-    this.isUnwanted = false;
-    this.waits = {}; // the latest vendor event of each type
-  }
-
-  // What the answer waits for; empty once it streams.
-  get waiting() {
-    if (this.state !== "active") return "";
-    if (this.waits["triolet:restart"]?.restarting.length) return "engine restarting";
-    if (this.first !== null) return "";
-    const { "triolet:queue": queue, "triolet:prefill": prefill } = this.waits;
-    if (prefill) return `reading the prompt ${Math.floor((100 * prefill.num_computed_tokens) / prefill.num_prompt_tokens)}\u00a0%`;
-    if (!queue) return "";
-    return queue.position ? `waiting, ${ordinal(queue.position + 1)} in line` : "waiting, next in line";
-  }
-}
-
-function ordinal(number) {
-  const suffix = { one: "st", two: "nd", few: "rd", other: "th" };
-  return number.toLocaleString("en") + suffix[new Intl.PluralRules("en", { type: "ordinal" }).select(number)];
-}
+import { Turn } from "./turn.js";
 
 export class Lane {
-  constructor(name, connection, options, onChange) {
+  constructor(name, connection, options, onChange, chat) {
     this.name = name;
     this.options = options;
-    this.turns = [];
-    this.parent = null; // the response that the next turn continues
+    this.chat = chat;
+    this.turns = chat.wayThrough();
     this.#connection = connection;
     this.#onChange = onChange;
   }
@@ -54,16 +22,41 @@ export class Lane {
 
   // The same chat so far, in a lane of its own.
   fork(name, upTo, onChange) {
-    const lane = new Lane(name, this.#connection, this.options.copy(), onChange);
-    lane.turns = this.turns.slice(0, upTo).map((turn) => Object.assign(new Turn(turn.asked), turn));
-    lane.parent = lane.turns.findLast((turn) => turn.id && turn.state !== "failed")?.id ?? null;
+    const lane = new Lane(name, this.#connection, this.options.copy(), onChange, this.chat);
+    lane.turns = this.turns.slice(0, upTo);
     return lane;
   }
 
-  ask(text) {
-    this.turns.push(new Turn(text));
-    this.#create({ input: text, previous_response_id: this.parent });
+  ask(text, outputs = []) {
+    this.#begin(new Turn(text, this.turns.at(-1) ?? null, outputs));
+  }
+
+  // Ask the question of a turn again, beside it; or another one.
+  askAgain(turn, text = turn.asked) {
+    this.#begin(new Turn(text, turn.parent, text === turn.asked ? turn.outputs : []));
+  }
+
+  // Show another branch.
+  choose(turn) {
+    this.turns = this.chat.wayThrough(turn);
     this.#onChange(this);
+  }
+
+  #begin(turn) {
+    if (this.active) return;
+    this.chat.add(turn);
+    this.turns = this.chat.wayTo(turn);
+    this.#ask(turn);
+    this.#onChange(this);
+  }
+
+  // After what the server remembers: the latest answer before this question.
+  #ask(turn) {
+    const before = this.turns.slice(0, -1).findLast((one) => one.id && one.state !== "failed");
+    const isWhole = turn.isWhole || !before;
+    const heard = isWhole ? this.turns.slice(0, -1).filter((one) => one.output.length) : this.turns.slice(this.turns.indexOf(before) + 1, -1).filter((one) => one.output.length);
+    const input = [...heard.flatMap((one) => [...one.input, ...one.output]), ...turn.input];
+    this.#create({ input, previous_response_id: isWhole ? null : before.id });
   }
 
   stop() {
@@ -82,7 +75,7 @@ export class Lane {
       this.#isResuming = true;
       this.#send({ type: "response.resume", response_id: turn.id, starting_after: turn.last });
     } else {
-      this.#create({ input: turn.asked, previous_response_id: this.parent });
+      this.#ask(turn);
     }
     if (turn.isUnwanted) this.stop();
   }
@@ -130,9 +123,9 @@ export class Lane {
     if (response.status === "failed") {
       turn.state = "failed";
       turn.message = response.error?.message ?? "It failed.";
+      turn.code = response.error?.code ?? "";
       return;
     }
-    this.parent = response.id;
     if (response.status === "completed") turn.state = "done";
     else turn.state = response.status === "cancelled" ? "stopped" : "cut";
     turn.message = { stopped: "stopped", cut: "cut at the limit" }[turn.state] ?? "";
@@ -141,24 +134,16 @@ export class Lane {
   #refused(turn, error) {
     // A cancel that came too early or too late; the answer itself goes on, or has ended.
     if (error.code === "response_not_found" && !this.#isResuming) return;
-    if (error.code === "previous_response_not_found" && this.parent) {
-      this.parent = null; // the server has forgotten: tell it the whole chat
-      return this.#create({ input: this.#history() });
+    if (error.code === "previous_response_not_found" && !turn.isWhole) {
+      turn.isWhole = true; // the server has forgotten: tell it the whole chat
+      return this.#ask(turn);
     }
     turn.ended = performance.now();
     turn.state = "failed";
     turn.message = this.#isResuming ? "The connection was lost." : error.message;
+    turn.code = error.code ?? "";
     this.#isResuming = false;
     this.#onChange(this);
-  }
-
-  #history() {
-    const heard = this.turns.slice(0, -1).filter((turn) => turn.text);
-    const messages = heard.flatMap((turn) => [
-      { role: "user", content: turn.asked },
-      { role: "assistant", content: turn.text },
-    ]);
-    return [...messages, { role: "user", content: this.turns.at(-1).asked }];
   }
 
   #create(fields) {

@@ -1,0 +1,93 @@
+// A chat is a tree of turns: a question that is asked again, or differently, begins a branch. A lane shows one way through it.
+
+import { STATES, Turn } from "./turn.js";
+
+const LONGEST_TITLE = 60;
+
+export class Chat {
+  key = new Turn("").key;
+  turns = []; // in the order of the questions
+  name = ""; // given by the user
+  changed = Date.now();
+
+  get title() {
+    if (this.name) return this.name;
+    const asked = (this.turns[0]?.asked || "New chat").replace(/\s+/g, " ");
+    return asked.length > LONGEST_TITLE ? `${asked.slice(0, LONGEST_TITLE - 1)}…` : asked;
+  }
+
+  add(turn) {
+    this.turns.push(turn);
+    this.changed = Date.now();
+    return turn;
+  }
+
+  // Turns that continue the same one, itself among them.
+  beside(turn) {
+    return this.turns.filter((other) => other.parent === turn.parent);
+  }
+
+  // From the first turn to this one.
+  wayTo(turn) {
+    const way = [];
+    for (let one = turn; one; one = one.parent) way.unshift(one);
+    return way;
+  }
+
+  // The way through this turn to the latest one after it; without a turn, to the latest of all.
+  wayThrough(turn) {
+    let last = turn ?? this.turns.at(-1) ?? null;
+    for (let next = last; next; next = this.turns.findLast((other) => other.parent === last)) last = next;
+    return this.wayTo(last);
+  }
+
+  holds(words) {
+    const text = [this.title, ...this.turns.flatMap((turn) => [turn.asked, turn.text])].join("\n").toLocaleLowerCase();
+    return words.every((word) => text.includes(word));
+  }
+
+  record() {
+    return { key: this.key, name: this.name, changed: this.changed, turns: this.turns.map((turn) => turn.record()) };
+  }
+
+  // Return the chat of a record, which may come from a file: what is wrong with it is thrown.
+  static of(record) {
+    check(record, "a chat", { key: "string", name: "string", changed: "number", turns: "array" });
+    const chat = Object.assign(new Chat(), { key: record.key, name: record.name, changed: record.changed });
+    const known = new Map([[null, null]]);
+    for (const one of record.turns) {
+      const turn = turnOf(one, known);
+      known.set(turn.key, turn);
+      chat.turns.push(turn);
+    }
+    return chat;
+  }
+}
+
+function turnOf(record, known) {
+  check(record, "a turn", { key: "string", asked: "string", text: "string", thought: "string", message: "string", calls: "array", outputs: "array" });
+  if (!known.has(record.parent)) throw new Error(`parent of a turn must be an earlier turn; got ${JSON.stringify(record.parent)}`);
+  if (known.has(record.key)) throw new Error(`key of a turn must be its own; got ${JSON.stringify(record.key)} twice`);
+  if (!STATES.includes(record.state)) throw new Error(`state of a turn must be one of ${STATES.join(", ")}; got ${JSON.stringify(record.state)}`);
+  const { key, asked, text, thought, message } = record;
+  const number = (value) => (Number.isFinite(value) ? value : null);
+  const calls = record.calls.map((call) => only(call, "a call", ["call_id", "name", "arguments"]));
+  const outputs = record.outputs.map((output) => only(output, "an output", ["call_id", "output"]));
+  const id = typeof record.id === "string" ? record.id : null;
+  const usage = Number.isFinite(record.usage?.output_tokens) && Number.isFinite(record.usage.input_tokens) ? record.usage : null;
+  const state = record.state === "active" ? "stopped" : record.state;
+  return Turn.of({ key, asked, text, thought, message, calls, outputs, id, usage, state, first: number(record.first), ended: number(record.ended) }, known.get(record.parent));
+}
+
+function only(record, what, names) {
+  check(record, what, Object.fromEntries(names.map((name) => [name, "string"])));
+  return Object.fromEntries(names.map((name) => [name, record[name]]));
+}
+
+function check(record, what, types) {
+  if (record === null || typeof record !== "object") throw new Error(`${what} must be an object; got ${JSON.stringify(record)}`);
+  for (const [name, type] of Object.entries(types)) {
+    const found = Array.isArray(record[name]) ? "array" : typeof record[name];
+    if (found !== type) throw new Error(`${name} of ${what} must be of type ${type}; got ${found}`);
+  }
+}

@@ -1,0 +1,69 @@
+// A lane on the screen.
+
+import { element, quiet } from "./dom.js";
+import { TurnView } from "./turn_view.js";
+
+export class LaneView {
+  #rows = new Map();
+  #isDue = false;
+
+  // `acts` has what its buttons do: fork(lane, turn), close(lane), isAlone(), shown().
+  constructor(lane, acts) {
+    this.lane = lane;
+    this.acts = acts;
+    this.turns = element("div", { className: "turns", tabIndex: 0 });
+    this.turns.setAttribute("role", "log");
+    this.turns.setAttribute("aria-label", `Lane ${lane.name.toUpperCase()}`);
+    this.head = element("h2");
+    this.root = element("section", { className: "lane" }, this.head, this.turns);
+    this.root.dataset.lane = lane.name;
+  }
+
+  // At most once a frame, however fast the tokens come.
+  change() {
+    if (this.#isDue) return;
+    this.#isDue = true;
+    requestAnimationFrame(() => {
+      this.#isDue = false;
+      this.show();
+    });
+  }
+
+  show() {
+    const box = this.turns;
+    const { lane } = this;
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
+    const rows = lane.turns.map((turn) => this.#row(turn));
+    rows.forEach(({ root }, index) => {
+      if (box.children[index] !== root) box.insertBefore(root, box.children[index] ?? null);
+    });
+    while (box.children.length > rows.length) box.lastChild.remove();
+    for (const row of rows) row.show(lane.chat.beside(row.turn), !lane.active, this.acts.isAlone());
+    this.#showHead();
+    box.setAttribute("aria-busy", lane.active !== null);
+    if (isAtEnd || lane.active?.last === -1) box.scrollTop = box.scrollHeight;
+    this.acts.shown();
+  }
+
+  #row(turn) {
+    const { lane } = this;
+    if (!this.#rows.has(turn)) {
+      const acts = {
+        fork: () => this.acts.fork(lane, lane.turns.indexOf(turn) + 1),
+        askAgain: (one, text) => lane.askAgain(one, text),
+        choose: (one) => lane.choose(one),
+      };
+      this.#rows.set(turn, new TurnView(turn, acts));
+    }
+    return this.#rows.get(turn);
+  }
+
+  #showHead() {
+    this.head.hidden = this.acts.isAlone();
+    const { name, options } = this.lane;
+    const values = Object.entries(options.values).filter(([one]) => one !== "instructions");
+    const close = quiet("close", () => this.acts.close(this.lane), `Close lane ${name.toUpperCase()}`);
+    const facts = element("span", {}, ...values.flatMap(([one, value], at) => [at ? " · " : "", `${one.replaceAll("_", " ")} `, element("bdi", { textContent: value })]));
+    this.head.replaceChildren(element("b", { textContent: name.toUpperCase() }), facts, close);
+  }
+}
