@@ -26,7 +26,7 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.sleep import RunnerPhase
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
-from triolet.errors import RunnerDied
+from triolet.errors import ResourceShortage, RunnerDied
 
 logger = logging.getLogger("triolet.runner")
 
@@ -126,6 +126,8 @@ async def _load(core: EngineCore, executor: Executor, on_progress: OnProgress) -
     executor.use_weights(core.begin_load())
     try:
         return await executor.start(on_progress)
+    except ResourceShortage:
+        raise  # the machine's, and no fault of the weights: the supervisor tries again
     except Exception as error:
         if core.weights.refuse(error, is_death=isinstance(error, RunnerDied)):
             logger.warning("the new weights are refused, and the old ones loaded again: %s", error)

@@ -59,8 +59,6 @@ async def scheduler_actor(
     with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
         task_status.started()
         while True:
-            if core.sleep.is_held and core.follow_runner(limits):
-                channels.to_runner.send_nowait(Unload())
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             # None while weights are about to change, since it would be computed from KV of the old ones.
             is_held = channels.worker_calls.num_invalidating
@@ -68,6 +66,9 @@ async def scheduler_actor(
             plan = None if is_held else core.plan_step(trio.current_time())
             if progress.profile is not None and plan is not None:
                 progress.profile.note_plan(plan.step_id, began_s, time.perf_counter())
+            # After `plan_step`, in which the last request that a hold lets finish may have ended by its deadline.
+            if plan is None and core.sleep.is_held and core.follow_runner(limits):
+                channels.to_runner.send_nowait(Unload())
             if core.masks.has_questions:
                 grammars.wake()
             if plan is not None:

@@ -32,7 +32,7 @@ from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
-from triolet.core.sleep import WEIGHTS, RunnerPhase, SleepState
+from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.weights import WeightsState
 from triolet.errors import RequestFailed
@@ -470,13 +470,18 @@ class EngineCore:
 
     @property
     def has_settled(self) -> bool:
-        """True if nothing is computed any more that a hold applies to or lets finish."""
+        """True if nothing is computed any more, since a hold applies to all that is live."""
         return self.is_frozen and not self._scheduler.is_step_in_flight
 
     @property
     def must_unload(self) -> bool:
         """True if the runner should give up the model, and load none until it is woken."""
-        return self.sleep.wants_unloading and not self.has_live(self.sleep.limit)
+        return self.sleep.wants_unloading and not self.has_live(self.sleep.limit_of(SLEEP))
+
+    @property
+    def may_exchange(self) -> bool:
+        """True if other weights are requested, and no request is to be finished with the old ones."""
+        return self.weights.requested is not None and not self.has_live(self.sleep.limit_of(WEIGHTS))
 
     def follow_runner(self, config: Callable[[], SchedulerConfig]) -> bool:
         """Start over if the runner has loaded a model again; return True if it must be told to give up the model."""
@@ -484,7 +489,7 @@ class EngineCore:
         if sleep.phase is RunnerPhase.LOADED:
             self.new_scheduler(config())
             sleep.enter(RunnerPhase.SERVING)
-        is_wanted = self.weights.requested is not None or sleep.wants_unloading
+        is_wanted = self.may_exchange or self.must_unload
         if sleep.phase is RunnerPhase.SERVING and is_wanted and self.has_settled:
             # All requests wait from now on: their blocks are lost, and the statistics say so.
             self.new_scheduler(config())
@@ -496,7 +501,7 @@ class EngineCore:
         """Return the folder that a runner that starts now loads; None for the configuration's model."""
         if self.weights.requested is None:
             return self.weights.folder
-        return self.weights.begin_load(may_exchange=not self.has_live(self.sleep.limit))
+        return self.weights.begin_load(may_exchange=self.may_exchange)
 
     def note_loaded(self, info: ModelInfo) -> None:
         """Take the facts about a model that the runner has loaded: the requested weights are those in use now."""
@@ -504,7 +509,7 @@ class EngineCore:
             # New weights come with the tokenizer and the defaults that the engine was opened with.
             info = attrs.evolve(info, folder=self.model.info.folder, generation=self.model.info.generation)
         self.model.info = info
-        if self.weights.is_loading:
+        if self.weights.loading is not None:
             self.weights.accept()
         self.journal.weight_version = self.weights.version
         if self.weights.requested is None and self.sleep.is_held:

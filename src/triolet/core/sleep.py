@@ -8,8 +8,9 @@
 
 A *hold* keeps requests from being computed: sleep is one, a pause another, an exchange of weights a third. Each has a
 limit, the serial of the last request that is still computed, so that a hold may let the live requests finish while
-later ones wait (mode `wait`). What the requests need is in the journal: when the runner has loaded a model again, a new
-scheduler computes it, as after a crash.
+later ones wait (mode `wait`). Another hold may keep these from finishing: then what the first one is for waits, too.
+What the requests need is in the journal: when the runner has loaded a model again, a new scheduler computes it, as
+after a crash.
 
 Level 0 of sleep is nothing but a hold; from level 1 on the runner gives up the model. With `sleep_after` an idle engine
 goes to sleep by itself, and the next request wakes it. After a call of `sleep` only `wake_up` does, or a drain.
@@ -185,7 +186,7 @@ class SleepState:
         self._holds.pop(name, None)
         self._update()
 
-    def hold(self, name: str, limit: int = NOTHING) -> None:
+    def hold(self, name: str, limit: float = NOTHING) -> None:
         """Compute no request beyond a limit.
 
         Args:
@@ -195,6 +196,10 @@ class SleepState:
         # A second call must not let requests go on that the first one has stopped.
         self._holds[name] = min(limit, self._holds.get(name, limit))
         self._update()
+
+    def limit_of(self, name: str) -> float:
+        """Return the serial of the last request that one hold lets be computed; infinity without it."""
+        return self._holds.get(name, math.inf)
 
     def _update(self) -> None:
         self.limit = min(self._holds.values(), default=math.inf)

@@ -20,7 +20,7 @@ class WeightsState:
         version: number of the weights in use; 0 for those that the engine was opened with.
         folder: of the weights in use; None for the configuration's model.
         requested: folder of the weights that the runner should load.
-        is_loading: whether the runner loads the requested weights, or has loaded them.
+        loading: folder of the new weights that the runner loads now; others may be requested meanwhile.
         refusal: error of the last weights that were refused.
     """
 
@@ -28,16 +28,16 @@ class WeightsState:
     folder: str | None = None
     requested: str | None = None
     refusal: BaseException | None = None
-    is_loading: bool = False
+    loading: str | None = None
     _num_deaths: int = 0
 
     def request(self, folder: str) -> None:
         """Ask for other weights."""
-        self.requested, self.refusal, self.is_loading, self._num_deaths = folder, None, False, 0
+        self.requested, self.refusal, self._num_deaths = folder, None, 0
 
-    def withdraw(self) -> None:
-        """Ask for no other weights."""
-        self.requested, self.is_loading = None, False
+    def withdraw(self, former: str | None) -> None:
+        """Ask again for what was asked for before the last `request`, unless that is in use by now."""
+        self.requested = None if former == self.folder else former
 
     def begin_load(self, *, may_exchange: bool) -> str | None:
         """Return the folder that a runner that starts now loads, while weights are requested.
@@ -45,25 +45,31 @@ class WeightsState:
         Args:
             may_exchange: whether the requested weights may be loaded: no request is to be finished with the old ones.
         """
-        self.is_loading = self.requested is not None and may_exchange
-        return self.requested if self.is_loading else self.folder
+        self.loading = self.requested if may_exchange else None
+        return self.folder if self.loading is None else self.loading
 
     def accept(self) -> None:
-        """Note that the runner has loaded the requested weights."""
-        self.is_loading = False
-        self.folder, self.requested, self.version = self.requested, None, self.version + 1
+        """Note that the runner has loaded new weights."""
+        if self.requested == self.loading:
+            self.requested = None
+        self.folder, self.loading, self.version = self.loading, None, self.version + 1
 
     def refuse(self, error: BaseException, *, is_death: bool) -> bool:
-        """Note that the requested weights could not be loaded.
+        """Note that weights could not be loaded.
 
         Args:
             error: of the load.
             is_death: whether the runner died of something that may be no fault of the weights.
         Returns:
-            False if they should be tried once more, or if the runner loaded others.
+            False if they should be tried once more, or if they are those in use.
         """
-        self._num_deaths += is_death
-        if not self.is_loading or (is_death and self._num_deaths < MAX_FAILED_STARTS):
+        loading, self.loading = self.loading, None
+        if loading is None:
             return False
-        self.requested, self.is_loading, self.refusal = None, False, error
+        if loading != self.requested:  # others were requested meanwhile, or none
+            return True
+        self._num_deaths += is_death
+        if is_death and self._num_deaths < MAX_FAILED_STARTS:
+            return False
+        self.requested, self.refusal = None, error
         return True

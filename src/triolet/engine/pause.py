@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import trio
@@ -9,7 +10,7 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.request import FinishReason
-from triolet.core.sleep import NOTHING, PAUSE, TAGS, RunnerPhase, check_level, check_mode, check_tags
+from triolet.core.sleep import NOTHING, PAUSE, SLEEP, TAGS, RunnerPhase, check_level, check_mode, check_tags
 from triolet.engine.submission import TrioRunGuard
 from triolet.engine.token_stream import Availability
 from triolet.errors import InvalidRequest, shown
@@ -49,7 +50,7 @@ class PauseMethods:
         self._availability.check_open()
         self._core.sleep.hold(PAUSE, self._limit_of(mode))
         try:
-            await self._until_settled()
+            await self._until_settled(PAUSE)
         except trio.Cancelled:
             if mode == "wait":
                 self.resume_generation()
@@ -92,7 +93,7 @@ class PauseMethods:
         sleep = self._core.sleep
         sleep.sleep(level, self._limit_of(mode))
         try:
-            await self._until_settled()
+            await self._until_settled(SLEEP)
             while sleep.wants_unloading and sleep.phase is not RunnerPhase.UNLOADED:
                 self._availability.check_serving()
                 await self._progress.stepped.park()
@@ -115,7 +116,9 @@ class PauseMethods:
             EngineDead: the engine has died, also of a model that can no longer be loaded.
         """
         self._run.check()
-        self._wake(check_tags(tags))
+        checked = check_tags(tags)
+        self._availability.check_serving()
+        self._wake(checked)
         await trio.lowlevel.checkpoint()
         while self.is_sleeping and self._core.sleep.level is None:
             self._availability.check_serving()
@@ -162,9 +165,13 @@ class PauseMethods:
             self._end_all(FinishReason.ABORT)
         return self._core.journal.last_serial if mode == "wait" else NOTHING
 
-    async def _until_settled(self) -> None:
-        """Wait until no request is computed that a hold applies to, or until the hold has ended. A checkpoint."""
+    async def _until_settled(self, name: str) -> None:
+        """Wait until what a hold lets finish has, and nothing is computed, or until it has ended. A checkpoint."""
         await trio.lowlevel.checkpoint()
-        while self._core.sleep.is_held and not self._core.has_settled:
+        core = self._core
+        # Another hold may be stricter: then what this one lets finish is still to come.
+        while (limit := core.sleep.limit_of(name)) < math.inf and (
+            core.has_live(limit) or not core.has_settled
+        ):
             self._availability.check_serving()
             await self._progress.stepped.park()

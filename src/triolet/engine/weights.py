@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from triolet.config.engine import EngineConfig
-from triolet.core.sleep import WEIGHTS, RunnerPhase, check_mode
+from triolet.core.sleep import WEIGHTS, check_mode
 from triolet.engine.pause import PauseMethods
 from triolet.engine.submission import check_type
 from triolet.errors import InvalidRequest
@@ -108,7 +108,10 @@ class WeightMethods(PauseMethods):
     async def _exchange(self, folder: str, mode: str) -> int:
         core = self._core
         limit = self._limit_of(mode)
+        # Of a call that returned while the engine slept.
+        former, former_limit = core.weights.requested, core.sleep.limit_of(WEIGHTS)
         core.weights.request(folder)
+        core.sleep.release(WEIGHTS)  # what replaces another exchange has a limit of its own
         core.sleep.hold(WEIGHTS, limit)
         core.sleep.wake_from_idleness()
         try:
@@ -118,9 +121,11 @@ class WeightMethods(PauseMethods):
                 self._availability.check_serving()
                 await self._progress.stepped.park()
         except BaseException:
-            if not core.weights.is_loading and core.sleep.phase is RunnerPhase.SERVING:
-                core.weights.withdraw()
+            if core.weights.requested == folder != core.weights.loading:
+                core.weights.withdraw(former)
                 core.sleep.release(WEIGHTS)
+                if core.weights.requested is not None:
+                    core.sleep.hold(WEIGHTS, former_limit)
             raise
         if core.weights.refusal is not None:
             raise core.weights.refusal
