@@ -50,9 +50,10 @@ def next_token(token_ids: Sequence[int], seed: int, vocab_size: int, mask: bytes
     return wish if wish in allowed else allowed[number % len(allowed)]
 
 
-def expected_vector(prompt: Sequence[int]) -> bytes:
+def expected_vector(prompt: Sequence[int], weights: int = 0) -> bytes:
     """What a pooled request for this prompt gets."""
-    return array("f", [len(prompt), next_token(prompt, 0, 1000)]).tobytes()
+    kv = [token_id + WEIGHTS * weights for token_id in prompt]
+    return array("f", [len(prompt), next_token(kv, 0, 1000)]).tobytes()
 
 
 def expected_answer(
@@ -63,17 +64,23 @@ def expected_answer(
     ending: Iterable[int] = (),
     mask_after: Callable[[Sequence[int]], bytes | None] = lambda output: None,
     adapter: int = 0,
+    weights: Sequence[int] = (),
 ) -> list[int]:
-    """An answer of so many tokens, or fewer: it ends with a token of the `ending`, and where a mask has no bit."""
-    answer, kv = list[int](), [token_id + ADAPTED * adapter for token_id in prompt]
-    for _ in range(num_tokens):
+    """An answer of so many tokens, or fewer: it ends with a token of the `ending`, and where a mask has no bit.
+
+    `weights` has the number of the weights of each token; those of the last one compute all further ones.
+    """
+    answer = list[int]()
+    for position in range(num_tokens):
         mask = mask_after(answer)
         if mask is not None and not any(mask):
             break
+        number = weights[min(position, len(weights) - 1)] if weights else 0
+        offset = ADAPTED * adapter + WEIGHTS * number
+        kv = [token_id + offset for token_id in (*prompt, *answer)]
         answer.append(next_token(kv, seed, vocab_size, mask))
         if answer[-1] in set(ending):
             break
-        kv.append(answer[-1] + ADAPTED * adapter)
     return answer
 
 

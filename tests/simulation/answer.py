@@ -48,7 +48,8 @@ class Answer:
     def take(self, new: CompletionOutput) -> None:
         """An output has some more of it."""
         request = self.record.entry.request
-        expected, kind = expected_of(request), request.params.output_kind
+        weights = tuple(self.record.weights)
+        expected, kind = expected_of(request, weights), request.params.output_kind
         self.world.note(f"{self._name} reads {tuple(new.token_ids)} {new.text!a} {new.finish_reason}")
         self._expect(request.seed == self.ask.params["seed"] + self.index, f"has the seed {request.seed}")
         self._expect(not self.has_ended, "an output came after the last one")
@@ -60,6 +61,10 @@ class Answer:
             self._token_ids, self._text = tuple(new.token_ids), new.text
         is_beginning = expected.token_ids[: len(self._token_ids)] == self._token_ids
         self._expect(is_beginning, f"got tokens {self._token_ids}, not {expected.token_ids}")
+        if self._token_ids:
+            named = self.world.weights.of_version.get(new.weight_version)
+            newest = weights[len(self._token_ids) - 1]
+            self._expect(named == newest, f"names weights {named}, and {newest} computed its newest token")
         self.has_ended = new.finish_reason is not None
         if self.has_ended:
             self._expect(self.record.closed_s is not None, "the answer has ended, and its request goes on")

@@ -141,7 +141,8 @@ class Client:
             if ask.manner == "raise":
                 raise LeftByItself
         (record,) = self.records
-        right = array("f", expected_vector(record.entry.request.prompt_token_ids)).tolist()
+        prompt_token_ids = record.entry.request.prompt_token_ids
+        right = array("f", expected_vector(prompt_token_ids, record.weights[-1])).tolist()
         self.world.note(f"{self.name} reads {output.outputs.data.tolist()}")
         self._expect(
             output.outputs.data.tolist() == right, f"got {output.outputs.data.tolist()}, not {right}"

@@ -37,7 +37,9 @@ class Expected:
         return text_of(self.request, self.token_ids[:num_tokens], is_flushed=is_flushed).text
 
 
-def tokens_of(request: Request, num_tokens: int, ending: tuple[int, ...] = ()) -> tuple[int, ...]:
+def tokens_of(
+    request: Request, num_tokens: int, ending: tuple[int, ...] = (), weights: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """The first tokens of its answer, up to one that ends it, or to where its form does."""
     form, eos = request.params.structured_outputs, request.eos_token_ids
 
@@ -50,18 +52,18 @@ def tokens_of(request: Request, num_tokens: int, ending: tuple[int, ...] = ()) -
     adapter = 0 if request.adapter is None else number_of(request.adapter.digest)
     return tuple(
         expected_answer(
-            request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after, adapter
+            request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after, adapter, weights
         )
     )
 
 
 @functools.cache
-def expected_of(request: Request) -> Expected:
-    """Work it out."""
+def expected_of(request: Request, weights: tuple[int, ...] = ()) -> Expected:
+    """Work it out; `weights` are those of its tokens, and the last of them compute the rest."""
     params = request.params
     eos = () if params.ignore_eos else request.eos_token_ids
     ending = (*eos, *params.stop_token_ids)
-    answer = tokens_of(request, request.max_tokens, ending)
+    answer = tokens_of(request, request.max_tokens, ending, weights)
     is_ended_by_token = answer[-1] in ending
     whole = text_of(request, answer, is_flushed=True, hide_last=is_ended_by_token)
     is_whole = len(answer) < request.max_tokens  # then its form has ended it, if nothing else has

@@ -80,24 +80,25 @@ async def _read_on(world: World, stream: TokenStream, records: list[Record]) -> 
         world.expect(has_changed, f"{name} got {error!r} for no reason")
         return
     requests = [record.entry.request for record in records]
-    for request in requests:
-        answers = [new for output in outputs for new in output.outputs if new.index == request.index]
-        _judge(world, name, requests[0], request, answers)
+    for record in records:
+        index = record.entry.request.index
+        answers = [new for output in outputs for new in output.outputs if new.index == index]
+        _judge(world, name, requests[0], record, answers)
 
 
-def _judge(
-    world: World, name: str, first: Request, request: Request, answers: list[CompletionOutput]
-) -> None:
+def _judge(world: World, name: str, first: Request, record: Record, answers: list[CompletionOutput]) -> None:
     """Hold what was read of one answer against what it must be.
 
     Args:
         world: judges.
         name: of the request.
         first: of its answers, which waits for all of them.
-        request: of this answer.
+        record: of this answer.
         answers: outputs with some of it.
     """
-    expected = expected_of(request)
+    request = record.entry.request
+    # the next engine has the weights that this one began with
+    expected = expected_of(request, (*record.weights, 0))
     if answers[-1].finish_reason is FinishReason.DEADLINE:
         world.expect(
             min(request.deadline_s, first.queue_deadline_s) < float("inf"),

@@ -26,6 +26,7 @@ from triolet.core import engine_core
 from triolet.core.engine_core import EngineCore, GrammarMasks
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.request.grammar_state import TokenMask
+from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling import scheduler
 from triolet.core.scheduling.admission import RequestQueues
@@ -33,7 +34,7 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.scheduling.sequence import Sequence
 from triolet.core.scheduling.step_planner import StepPlanner
 from triolet.core.step_plan import PooledVectors, SampledToken, StepPlan, StepResult
-from triolet.engine import open_engine
+from triolet.engine import open_engine, weights
 from triolet.errors import InvariantViolated
 
 
@@ -57,6 +58,7 @@ def watched(world: World) -> Iterator[None]:
         patch.setattr(tokenizer, "_answer", _faulty_answer(world))
         patch.setattr(open_engine, "GrammarRequests", lambda masks: WatchedGrammarRequests(world, masks))
         patch.setattr(open_engine, "AdapterRegistry", lambda *arguments: WatchedAdapters(world, *arguments))
+        patch.setattr(weights, "check_folder", lambda current, new: world.reach_weights("weights.check", new))
         patch.setattr(supervision_tree, "make_grammars", lambda config, model: opening_stand_ins(world))
         log.addFilter(reports)
         runner_log.addFilter(world.hear)
@@ -100,6 +102,8 @@ class WatchedJournal(Journal):
     def commit(self, entry: JournalEntry, token: SampledToken, now_s: float) -> bool:
         self.world.reach("scheduler.commit.before")
         was_committed = super().commit(entry, token, now_s)
+        if was_committed:
+            self.world.computed(entry, entry.weight_version)
         self.world.reach("scheduler.commit.after")
         return was_committed
 
@@ -108,6 +112,8 @@ class WatchedJournal(Journal):
         num_counted = len(self.stats._pooled)
         was_committed = super().commit_pooled(entry, part)
         self.world.counted(entry, len(self.stats._pooled) - num_counted)
+        if was_committed:
+            self.world.computed(entry, self.weight_version)
         self.world.reach("scheduler.commit.after")
         return was_committed
 
@@ -141,6 +147,11 @@ class WatchedCore(EngineCore):
     def finish(self, serial: int, reason: FinishReason) -> None:
         self.is_stale |= not self.is_scheduling
         super().finish(serial, reason)
+
+    def note_loaded(self, info: ModelInfo) -> None:
+        super().note_loaded(info)
+        for rule in self.world.weights.name(self.weights.version):
+            self.world.violated(rule)
 
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         if self.scheduler is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 import attrs
 import trio
 
-from tests.actors.harness import FakeExecutor, LetterTokenizer, model_info
+from tests.actors.harness import FakeExecutor, LetterTokenizer, model_info, weights_of
 from tests.simulation.adapters import RunnerAdapters
 from tests.simulation.forms import choice_in
 from tests.simulation.story import MAX_STEP_S
@@ -65,8 +66,27 @@ class FaultyExecutor(FakeExecutor):
         self.world = world
         self._told: list[SampledToken | PooledVectors] = []
 
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        weights = self.world.weights
+        try:
+            async with super().running():
+                yield
+            if self.world.story.operations:
+                await trio.sleep(self.world.story.restart_s / 3)  # a process takes a moment to end
+        except BaseException:
+            weights.num_exits, weights.has_crashed = weights.num_exits + 1, True
+            raise
+        finally:
+            weights.loaded = None
+
+    def forget_model(self) -> None:
+        super().forget_model()
+        self.world.note("runner has given up the model")
+
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         world = self.world
+        world.weights.begin(self.folder)
         world.num_lives += 1
         if world.num_lives > 1:
             if world.is_due("shortage.runner"):
@@ -76,11 +96,14 @@ class FaultyExecutor(FakeExecutor):
             await self._load()
             await trio.sleep(world.story.restart_s)
             world.reach("runner.start")
+            if weights_of(self.folder):
+                world.reach_weights("weights.load", self.folder)
             self.num_blocks = world.num_blocks
         await super().start(on_progress)
         self._adapters = RunnerAdapters(world, self.model)
         self._load_silence.observe(self._load_s)
-        world.note(f"runner started with {self.num_blocks} blocks")
+        world.weights.loaded, world.weights.has_crashed = weights_of(self.folder), False
+        world.note(f"runner started with {self.num_blocks} blocks and weights {world.weights.loaded}")
         return attrs.evolve(
             model_info(self.num_blocks, self.block_size),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
@@ -123,6 +146,10 @@ class FaultyExecutor(FakeExecutor):
     async def _execute(self, plan: StepPlan) -> StepResult:
         world = self.world
         world.note(f"step {_shown(plan)}")
+        is_still = bool(world.operations.still) and plan is not PROOF and not world.is_closing
+        world.expect(
+            not is_still, f"computes while {sorted(world.operations.still)} should keep it from that"
+        )
         world.reach("runner.execute.before")
         if world.is_due("runner.hang"):
             if plan is PROOF:  # a runner that can not start keeps everybody waiting, the scheduler included

@@ -62,6 +62,7 @@ def all_mutants() -> dict[str, Plant]:
         "mutants_of_answers",
         "mutants_of_faults",
         "mutants_of_forms",
+        "mutants_of_operations",
         "mutants_of_pooling",
         "mutants_of_runs",
         "mutants_of_texts",
@@ -73,3 +74,8 @@ def all_mutants() -> dict[str, Plant]:
 def is_of_adapters(name: str) -> bool:
     """Whether only a story with adapters can show it."""
     return all_mutants()[name].__module__.endswith("mutants_of_adapters")
+
+
+def is_of_operations(name: str) -> bool:
+    """Whether only a story with sleep, pauses or new weights can show it."""
+    return all_mutants()[name].__module__.endswith("mutants_of_operations")

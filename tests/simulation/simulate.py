@@ -11,7 +11,8 @@ from tests.simulation.expected import expected_of, tokens_of
 from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedCore, WatchedScheduler, watched
 from tests.simulation.model import SLOW_LOADS_S, FaultyExecutor, FaultyTokenizer
-from tests.simulation.story import MAX_STEP_S, Story, draw_story
+from tests.simulation.operator import Operator
+from tests.simulation.story import LOAD_POINTS, MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
 from triolet.core.recovery.supervision import MAX_PAUSE_S
@@ -23,6 +24,7 @@ from triolet.errors import EngineDead, InvariantViolated
 MAX_TASK_STEPS = 200_000  # a run has a few thousand; one that has more goes round in circles
 PATIENCE_S = 1000.0  # of virtual time; a run takes a few seconds
 READING_S = 30.0  # for the slowest reader
+OPERATION_S = 20.0  # for loads, slow ones included, and for what waits for them
 
 
 def simulate(story: Story | int) -> World:
@@ -81,17 +83,20 @@ async def _play(world: World) -> None:
     story = world.story
     config = EngineConfig(runner="inline", **story.limits)
     clients = [Client(world, ask) for ask in story.asks]
+    operators = [Operator(world, operation) for operation in story.operations]
     async with trio.open_nursery() as nursery:
         async with run_engine(config, FaultyExecutor(world), lambda: FaultyTokenizer(world)) as engine:
             for client in clients:
                 nursery.start_soon(client.run, engine, name=client.name)
                 if client.ask.abort_after_s is not None:
                     nursery.start_soon(client.abort_later, engine, name=f"abort of {client.name}")
+            for operator in operators:
+                nursery.start_soon(operator.run, engine, name=operator.name)
             await trio.sleep_until(story.faults_until_s)
             world.is_armed = False
             world.note(f"no faults any more: {story.ending}")
             if story.ending == "wait":
-                await _must_end(world, clients)
+                await _must_end(world, clients, operators)
                 await _must_be_idle(world, engine)
             world.is_closing = True
             snapshot = None
@@ -99,6 +104,12 @@ async def _play(world: World) -> None:
                 snapshot = await engine.drain(trio.current_time() + world.rng.choice((0.0, 0.0, 0.1, 10.0)))
         world.note("engine closed")
         await _must_be_gone(world, clients)
+        with trio.move_on_after(READING_S):
+            for operator in operators:
+                while not operator.has_ended:
+                    await world.endings.park()
+        for operator in operators:
+            world.expect(operator.has_ended, f"{operator.name} goes on for ever")
         nursery.cancel_scope.cancel()
     if snapshot is not None:
         await hand_over(world, snapshot)
@@ -109,15 +120,24 @@ async def _play(world: World) -> None:
 # -------------------------------------------------------------------------------- when faults are over
 
 
-async def _must_end(world: World, clients: list[Client]) -> None:
+async def _must_end(world: World, clients: list[Client], operators: list[Operator]) -> None:
     """Whatever was admitted ends in the time that its tokens take, and be it one request after the other."""
     tokens_s = 3 * MAX_STEP_S * sum(map(_num_tokens, world.records.values()))
-    with trio.move_on_after(tokens_s + world.lateness_s + world.story.limits["step_timeout"]):
+    patience_s = tokens_s + world.lateness_s + world.story.limits["step_timeout"]
+    if operators:  # they begin late, may keep everything from being computed, and wait for each other
+        last_s = max(0.0, *(operator.operation.at_s - trio.current_time() for operator in operators))
+        patience_s += last_s + OPERATION_S * len(operators)
+    with trio.move_on_after(patience_s):
+        for operator in operators:
+            while not operator.has_ended:
+                await world.endings.park()
         for client in clients:
             while not client.is_settled:
                 await world.endings.park()
     for client in clients:
         world.expect(client.is_settled, f"{client.name} waits for ever")
+    for operator in operators:
+        world.expect(operator.has_ended, f"{operator.name} goes on for ever")
     await _must_be_gone(world, clients)
 
 
@@ -171,10 +191,18 @@ async def _must_serve(world: World, engine: Engine) -> None:
     """One more request, as long as the cache is large: it needs every block there is."""
     prompt = [7] * (world.max_model_len - 1)
     tokens_s = 3 * MAX_STEP_S * len(prompt)
+    if world.story.operations:  # it may have to be woken
+        tokens_s += OPERATION_S
     with trio.move_on_after(tokens_s):
         output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
         (record,) = world.records_of(trio.lowlevel.current_task())
-        is_right = output.outputs[0].token_ids == expected_of(record.entry.request).token_ids
+        is_right = (
+            output.outputs[0].token_ids == expected_of(record.entry.request, tuple(record.weights)).token_ids
+        )
+        promised = world.weights.promised
+        has_failed = any(world.fired[point] for point in ("weights.load", "runner.start", *LOAD_POINTS))
+        is_kept = has_failed or promised in (None, world.weights.loaded)
+        world.expect(is_kept, f"weights {promised} were promised, not {world.weights.loaded}")
         world.expect(is_right and output.finish_reason is FinishReason.LENGTH, f"the last answer is {output}")
         return
     world.violated("the last request waits for ever")
@@ -186,8 +214,11 @@ def _must_have_ended(world: World) -> None:
         tokens, entry = tuple(record.entry.output_token_ids), record.entry
         world.expect(record.closed_s is not None, f"request {serial} was accepted and never ended")
         # A stop string is found a moment later than its tokens, so the journal may know a few more.
-        right = tokens_of(entry.request, len(tokens))
+        right = tokens_of(entry.request, len(tokens), weights=tuple(record.weights))
         world.expect(tokens == right, f"request {serial} has tokens {tokens}, not {right}")
+        for number in {*record.weights} & world.weights.not_for.keys():
+            is_allowed = serial not in world.weights.not_for[number]
+            world.expect(is_allowed, f"request {serial} was to finish before weights {number} came")
 
 
 def _must_have_all_blocks(world: World, engine: Engine) -> None:

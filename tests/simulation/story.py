@@ -12,6 +12,7 @@ from tests.actors.harness import VOCAB, LetterTokenizer
 from tests.core.fake_model import CIRCLE, REPETITIVE
 from tests.simulation.adapters import BROKEN, NAMES
 from tests.simulation.forms import draw_forms
+from tests.simulation.operations import OPERATION_POINTS, Operation, draw_operations
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.step_plan import RowStart
@@ -21,6 +22,7 @@ FOR_EVER_S = 1e6
 FORMED = 0.15  # of the stories: in these, many answers have a form
 POOLED = 0.25  # of the stories: in these, many requests are pooled
 ADAPTED = 0.2  # of the stories: in these, most requests have an adapter
+OPERATED = 0.25  # of the stories: in these, the engine sleeps, pauses, or gets other weights
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
 Manner = Literal["read", "slow", "impatient", "leave", "raise", "sit", "complete"]
@@ -184,6 +186,7 @@ class Story:
         faults: at most one per point and count.
         faults_until_s: from then on nothing breaks any more.
         ending: what is done with those that are still there then.
+        operations: sleep, pauses and new weights.
     """
 
     seed: int
@@ -201,6 +204,7 @@ class Story:
     faults: tuple[Fault, ...]
     faults_until_s: float
     ending: Ending
+    operations: tuple[Operation, ...] = ()
 
     @property
     def max_model_len(self) -> int:
@@ -214,6 +218,9 @@ def draw_story(seed: int) -> Story:
     adapters = random.Random(f"adapters {seed}")
     if adapters.random() < ADAPTED:
         story = _draw_adapters(adapters, story)
+    operations = random.Random(f"operations {seed}")
+    if operations.random() < OPERATED:
+        story = _draw_operated(operations, story)
     if forms.random() >= FORMED:
         return attrs.evolve(story, asks=_draw_pooled(random.Random(f"pooled {seed}"), story.asks))
     asks = draw_forms(forms, story.asks, story.eos_token_ids)
@@ -421,6 +428,23 @@ def _draw_adapters(rng: random.Random, story: Story) -> Story:
         limits=story.limits | limits,
         asks=tuple(adapt(ask) if rng.random() < 0.75 else ask for ask in story.asks),
         faults=(*story.faults, *faults),
+    )
+
+
+def _draw_operated(rng: random.Random, story: Story) -> Story:
+    """Something is done to the engine, at about the times at which requests come; and loads take their time."""
+    faults = list(story.faults)
+    if story.mood != "calm" and rng.random() < 0.5:
+        faults.append(Fault(rng.choice(OPERATION_POINTS), rng.randint(1, 2), "error"))
+    if story.mood == "faulty" and rng.random() < 0.4:
+        faults.append(Fault("runner.start", rng.randint(1, 3), _draw_kind(rng)))
+    operations = draw_operations(rng, [ask.at_s for ask in story.asks])
+    return attrs.evolve(
+        story,
+        operations=operations,
+        restart_s=rng.choice((0.0, 0.05, 0.3)),
+        limits=story.limits | {"sleep_after": rng.choice((None, None, 0.02, 0.1))},
+        faults=tuple({(fault.point, fault.nth): fault for fault in faults}.values()),
     )
 
 

@@ -13,14 +13,17 @@ import trio
 
 from tests.actors.harness import Panic
 from tests.simulation.adapters import Folders, WatchedAdapters
+from tests.simulation.operations import Operations, Weights
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
 from triolet.actors.executors.grammars import GrammarsDied
+from triolet.actors.model_runner import WeightsRefused
 from triolet.actors.structured_output import MAX_ATTEMPTS
 from triolet.actors.watchdog import ActorStuck
 from triolet.core.journal import JournalEntry
 from triolet.core.recovery.supervision import MIN_PAUSE_S
+from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import RowStart
-from triolet.errors import AdapterError, ResourceShortage, RunnerDied
+from triolet.errors import AdapterError, ModelFileError, ResourceShortage, RunnerDied
 
 SHORTAGES = (
     lambda: OSError(errno.EMFILE, "Too many open files"),
@@ -57,7 +60,16 @@ def is_planted(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
     return isinstance(
-        error, Planted | Panic | RunnerDied | ActorStuck | GrammarsDied | ResourceShortage | MemoryError
+        error,
+        Planted
+        | Panic
+        | RunnerDied
+        | ActorStuck
+        | GrammarsDied
+        | ResourceShortage
+        | MemoryError
+        | WeightsRefused
+        | ModelFileError,
     )
 
 
@@ -69,11 +81,13 @@ class Record:
         entry: in the journal.
         owner: the task that submitted it.
         closed_s: when it ended.
+        weights: number of those that the engine says have computed it, by token; one of a pooled request.
     """
 
     entry: JournalEntry
     owner: trio.lowlevel.Task
     closed_s: float | None = None
+    weights: list[int] = attrs.field(factory=list)
 
     @property
     def request_id(self) -> str:
@@ -119,6 +133,8 @@ class World:
     num_shortages: int = 0
     num_counted: Counter[int] = attrs.field(factory=Counter)
     folders: Folders = attrs.field(factory=Folders)
+    weights: Weights = attrs.field(factory=Weights)
+    operations: Operations = attrs.field(factory=Operations)
     registry: WatchedAdapters | None = None
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
@@ -184,6 +200,13 @@ class World:
             self.folders.unread.add(trio.lowlevel.current_task())
             raise AdapterError(path, f"planted at {point}")
 
+    def reach_weights(self, point: str, folder: object) -> None:
+        """Reach a point where new weights are read; raises if that fails."""
+        broken = {operation.folder for operation in self.story.operations if operation.is_broken}
+        if self.is_due(point) or (point == "weights.load" and folder in broken):
+            self.fired[point] += 1
+            raise ModelFileError(str(folder), f"planted at {point}")
+
     async def maybe_hang(self, point: str) -> None:
         """Reach a point at which a task may pause."""
         if self.is_due(point):
@@ -229,12 +252,22 @@ class World:
 
     def opened(self, entry: JournalEntry) -> None:
         """A request was admitted."""
-        self.records[entry.serial] = Record(entry, trio.lowlevel.current_task())
+        record = Record(entry, trio.lowlevel.current_task())
+        record.weights += [0] * len(entry.output_token_ids)  # of another engine
+        self.records[entry.serial] = record
         self.note(f"opened {entry.serial} {entry.request.request_id}")
 
     def records_of(self, task: trio.lowlevel.Task) -> list[Record]:
         """Of the answers to the request that a task submitted, in the order of their index."""
         return [record for record in self.records.values() if record.owner is task]
+
+    def computed(self, entry: JournalEntry, version: int) -> None:
+        """A token, or the result of a pooled request, was committed as one of this version of the weights."""
+        number = self.weights.of_version.get(version)
+        self.expect(
+            number is not None, f"request {entry.serial} is computed by the unknown version {version}"
+        )
+        self.records[entry.serial].weights.append(number or 0)
 
     def counted(self, entry: JournalEntry, times: int) -> None:
         """The result of a pooled request was committed, and counted so many times."""
@@ -249,6 +282,8 @@ class World:
         self.expect(record.closed_s is None, f"{name} ended twice")
         self.expect(entry.finish_reason is not None, f"{name} ended without a reason")
         record.closed_s = now_s
+        if entry.finish_reason is FinishReason.ABORT and self.operations.num_aborting:
+            self.aborted.add(record.request_id)
         self.endings.unpark_all()
         self.expect(now_s <= request.deadline_s + self.lateness_s, f"{name} outlived its deadline")
         queued_s = now_s if entry.scheduled_s is None else entry.scheduled_s
