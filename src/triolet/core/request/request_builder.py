@@ -36,7 +36,7 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import reasoning_parser_named
 from triolet.core.tools.reasoning import REASONING_FORMATS
-from triolet.errors import InvalidParams, InvalidPrompt, UnsupportedFeature
+from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
 MAX_PROMPT_ENTRIES = 2**22
 """Log-probabilities kept of one prompt, some 200 bytes each; at 20 per token they suffice for 200,000 tokens."""
@@ -331,6 +331,8 @@ class RequestBuilder:
             tokenized: from `tokenize`.
             constraint: from `constrain`.
             arrival_s: field of `Request`, as are the following ones.
+        Raises:
+            PromptTooLong: the prompt leaves no room for an answer.
         """
         token_ids, digest = tokenized.token_ids, None if adapter is None else adapter.digest
         if soft_prompt is not None:
@@ -338,6 +340,9 @@ class RequestBuilder:
             token_ids, digest = (0,) * soft_prompt.num_virtual_tokens + token_ids, soft_prompt.digest
             check_prompt(token_ids, vocab_size=self._info.vocab_size, max_model_len=self._info.max_model_len)
         room = self._info.max_model_len - len(token_ids)
+        has_answer = pooling is None
+        if room < has_answer:  # the model was loaded again since `tokenize`, with fewer blocks
+            raise PromptTooLong(len(token_ids), self._info.max_model_len, has_answer=has_answer)
         if pooling is not None and tokenized.token_type_start is not None:
             pooling = attrs.evolve(pooling, token_type_start=tokenized.token_type_start)
         request = Request(
