@@ -10,6 +10,7 @@ import pytest
 from tests.simulation.mutation import mutant
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.scheduling import scheduler
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.sleep import NOTHING, PAUSE, WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan
@@ -149,12 +150,14 @@ def _stale_prefix(patch: pytest.MonkeyPatch) -> None:
     new_scheduler = EngineCore.new_scheduler
 
     def mutated(self: EngineCore, config: SchedulerConfig) -> Scheduler:
-        former, new = self.scheduler, new_scheduler(self, config)
-        is_whole = former is not None and former.pool.num_in_use + former.pool.num_quarantined == 0
-        if former is not None and is_whole and former.pool.num_blocks == new.pool.num_blocks:
-            new.pool = new._queues._pool = new._planner._pool = former.pool
-            new.cache = former.cache
-        return new
+        former = self.scheduler
+        if former is None or former.pool.num_blocks != config.num_blocks:
+            return new_scheduler(self, config)
+        if former.pool.num_in_use or former.pool.num_quarantined:
+            return new_scheduler(self, config)
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(scheduler, "PrefixCache", lambda *arguments, **fields: former.cache)
+            return new_scheduler(self, config)
 
     patch.setattr(EngineCore, "new_scheduler", mutated)
 

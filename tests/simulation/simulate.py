@@ -189,7 +189,10 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
 
 async def _must_serve(world: World, engine: Engine) -> None:
     """One more request, as long as the cache is large: it needs every block there is."""
-    prompt = [7] * (world.max_model_len - 1)
+    num_blocks = world.num_blocks
+    if engine.is_sleeping and world.story.later_num_blocks is not None:
+        num_blocks = world.story.later_num_blocks
+    prompt = [7] * (num_blocks * world.story.block_size - 1)
     tokens_s = 3 * MAX_STEP_S * len(prompt)
     if world.story.operations:  # it may have to be woken
         tokens_s += OPERATION_S

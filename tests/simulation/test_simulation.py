@@ -18,6 +18,7 @@ import pytest
 from tests.simulation import story
 from tests.simulation.__main__ import main
 from tests.simulation.mutation import all_mutants, is_of_adapters, is_of_operations, planted_mutant
+from tests.simulation.operations import OPERATION_POINTS
 from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
@@ -54,7 +55,7 @@ def test_nor_do_more_which_reach_every_point_and_every_ending() -> None:
     points = (
         *story.RUNNER_POINTS, *story.SCHEDULER_POINTS, *story.START_POINTS, *story.TEXT_POINTS, *story.OTHER_POINTS,
         *story.HANG_POINTS, *story.FORM_POINTS, *story.LOAD_POINTS, *story.ADAPTER_POINTS,
-        *story.OPERATION_POINTS,
+        *OPERATION_POINTS,
     )  # fmt: skip
     assert fired.keys() == set(points)
     assert endings.keys() == {"stop", "length", "abort", "deadline", "error", "shutdown"}
