@@ -199,12 +199,11 @@ def _first_weights(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a runner that starts again loads new weights, though some are to finish with the old ones")
 def _exchanged_too_early(patch: pytest.MonkeyPatch) -> None:
-    begin_load = WeightsState.begin_load
+    def mutated(self: EngineCore) -> str | None:
+        self.weights.loading = self.weights.requested
+        return self.weights.loading or self.weights.folder
 
-    def mutated(self: WeightsState, *, may_exchange: bool) -> str | None:
-        return begin_load(self, may_exchange=True)
-
-    patch.setattr(WeightsState, "begin_load", mutated)
+    patch.setattr(EngineCore, "begin_load", mutated)
 
 
 @mutant("weights that could not be loaded count as those in use")

@@ -25,7 +25,7 @@ import attrs
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
-from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState
+from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner
 from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
@@ -35,7 +35,6 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, Schedu
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.weights import WeightsState
-from triolet.errors import RequestFailed
 
 
 @attrs.frozen(kw_only=True)
@@ -499,9 +498,9 @@ class EngineCore:
 
     def begin_load(self) -> str | None:
         """Return the folder that a runner that starts now loads; None for the configuration's model."""
-        if self.weights.requested is None:
-            return self.weights.folder
-        return self.weights.begin_load(may_exchange=self.may_exchange)
+        weights = self.weights
+        weights.loading = weights.requested if self.may_exchange else None
+        return weights.loading or weights.folder
 
     def note_loaded(self, info: ModelInfo) -> None:
         """Take the facts about a model that the runner has loaded: the requested weights are those in use now."""
@@ -547,7 +546,7 @@ class EngineCore:
         self.recovery.num_uncounted += outcome.num_uncounted
         culprit = None if outcome.culprit is None else self.journal.get(outcome.culprit)
         if culprit is not None:
-            failure = _crashes_the_runner(culprit.request, error)
+            failure = crashes_the_runner(culprit.request, error)
             culprit.failure = failure.reason
             if (output := self.outputs.get(culprit.serial)) is not None:
                 output.fail(failure)
@@ -594,12 +593,3 @@ class EngineCore:
     def _scheduler(self) -> Scheduler:
         assert self.scheduler is not None, "new_scheduler() comes first"
         return self.scheduler
-
-
-def _crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:
-    failure = RequestFailed(
-        request.parent_id or request.request_id,
-        f"it crashes the model runner, also when computed alone: {cause}",
-    )
-    failure.__cause__ = cause
-    return failure

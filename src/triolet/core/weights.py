@@ -39,15 +39,6 @@ class WeightsState:
         """Ask again for what was asked for before the last `request`, unless that is in use by now."""
         self.requested = None if former == self.folder else former
 
-    def begin_load(self, *, may_exchange: bool) -> str | None:
-        """Return the folder that a runner that starts now loads, while weights are requested.
-
-        Args:
-            may_exchange: whether the requested weights may be loaded: no request is to be finished with the old ones.
-        """
-        self.loading = self.requested if may_exchange else None
-        return self.folder if self.loading is None else self.loading
-
     def accept(self) -> None:
         """Note that the runner has loaded new weights."""
         if self.requested == self.loading:

@@ -13,7 +13,9 @@ from math import ceil, log2
 
 import attrs
 
+from triolet.core.request.request import Request
 from triolet.core.step_plan import StepPlan
+from triolet.errors import RequestFailed
 
 # Out-of-memory backoff: steps are smaller at once after an out-of-memory error, then doubled step by step.
 #
@@ -333,3 +335,13 @@ def _percentile(times: Counter[int]) -> float:
         if num_above < 0:
             break
     return float(2 ** (index / BINS_PER_OCTAVE))
+
+
+def crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:
+    """Return the error of a request over which the runner crashes each time."""
+    failure = RequestFailed(
+        request.parent_id or request.request_id,
+        f"it crashes the model runner, also when computed alone: {cause}",
+    )
+    failure.__cause__ = cause
+    return failure
