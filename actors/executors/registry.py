@@ -61,6 +61,15 @@ EXECUTORS: Final[Mapping[str, ExecutorFactory]] = MappingProxyType(
 )
 
 
+def executor_class_of(config: EngineConfig) -> type[Executor]:
+    """Return the class of the executor that the configuration names."""
+    if config.runner == "process":
+        from triolet.actors.executors.process import ProcessExecutor
+
+        return ProcessExecutor
+    return InlineExecutor if config.runner == "inline" else ThreadExecutor
+
+
 @contextmanager
 def open_executor(config: EngineConfig) -> Iterator[Executor]:
     """Open the executor that the configuration names; its model is dropped when the scope is left."""

@@ -144,8 +144,8 @@ async def test_a_request_may_be_added_first_and_read_later(autojump_clock: MockC
         assert llm.get_num_unfinished_requests() == 1
         with pytest.raises(RequestIdInUse):
             await llm.add_request("r", PROMPT, SHORT)
-        with pytest.raises(TypeError, match="request_id must be a string, got <class 'int'>"):
-            await llm.add_request(3, PROMPT, SHORT)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="request_id must be a string, got <class 'float'>"):
+            await llm.add_request(3.5, PROMPT, SHORT)  # type: ignore[arg-type]
         assert len([output async for output in outputs]) == 4
 
 
@@ -171,16 +171,16 @@ async def test_pieces_of_text_add_up_to_the_answer(autojump_clock: MockClock) ->
 async def test_a_manager_adds_aborts_and_tells_where_a_request_is(autojump_clock: MockClock) -> None:
     async with face() as llm:
         manager = RequestManager(llm)
-        assert manager.get_request_status("r") is None
+        assert await manager.get_request_status("r") is None
         outputs = await manager.add_request(
             StreamingRequest(request_id="r", prompt=PROMPT, sampling_params=LONG)
         )
-        assert manager.get_request_status("r") == "waiting"
+        assert await manager.get_request_status("r") == "waiting"
         await anext(outputs)
-        assert manager.get_request_status("r") == "running"
+        assert await manager.get_request_status("r") == "running"
         await manager.abort_request("r")
         assert [output.finished async for output in outputs][-1]
-        assert manager.get_request_status("r") == "cancelled"
+        assert await manager.get_request_status("r") == "cancelled"
         with pytest.raises(UnsupportedFeature, match="arrival_time"):
             await manager.add(StreamingRequest(request_id="s", prompt=PROMPT, arrival_time=1.0))
 

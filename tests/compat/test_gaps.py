@@ -115,10 +115,10 @@ async def test_a_request_manager_takes_a_request_by_its_fields_and_keeps_it(
         manager = RequestManager(llm)
         await manager.add_request("r", "ABC", PARAMS)  # the result is dropped, and the request goes on
         await manager.add_request("s", None, PARAMS, prompt_token_ids=[1, 2])
-        assert manager.get_request_status("r") in (RequestStatus.WAITING, RequestStatus.RUNNING)
+        assert await manager.get_request_status("r") in (RequestStatus.WAITING, RequestStatus.RUNNING)
         while llm.has_unfinished_requests():
             await engine._progress.stepped.park()
-        assert [manager.get_request_status(name) for name in "rs"] == [RequestStatus.COMPLETED] * 2
+        assert [await manager.get_request_status(name) for name in "rs"] == [RequestStatus.COMPLETED] * 2
         request = StreamingRequest("t", "ABC", PARAMS, None, None)
         assert [output async for output in await manager.add_request(request)][-1].finished
 
@@ -142,8 +142,12 @@ def test_an_engine_takes_a_configuration_that_was_made_before_and_a_usage_contex
     made = AsyncLLM.from_engine_args(EngineArgs(), engine_config=config)
     assert made.vllm_config.max_num_seqs == 3
     assert not AsyncLLM.from_engine_args(EngineArgs(), engine_config=None).is_running
-    with pytest.raises(UnsupportedFeature, match=r"^usage_context is not offered"):
-        AsyncLLM.from_engine_args(EngineArgs(), usage_context=UsageContext.API_SERVER)
+    assert not AsyncLLM.from_engine_args(EngineArgs(), usage_context=UsageContext.API_SERVER).is_running
+    with pytest.raises(InvalidRequest, match=r"^usage_context must be a UsageContext; got 'somewhere'"):
+        AsyncLLM.from_engine_args(EngineArgs(), usage_context="somewhere")
+    early = AsyncLLM.from_engine_args(EngineArgs(), config, False, UsageContext.LLM_CLASS, None)  # type: ignore[arg-type]
+    assert early.vllm_config.max_num_seqs == 3
+    assert not AsyncLLM.from_engine_args(EngineArgs(), None, True).is_running  # type: ignore[arg-type]
     assert not AsyncLLM(EngineConfig(), None, True).is_running
 
 

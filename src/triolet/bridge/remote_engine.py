@@ -170,9 +170,9 @@ class RemoteEngine:
         """Stop reporting to a logger; harmless if it was not added."""
         self._thread.call(self._native.remove_stat_logger, stat_logger)
 
-    def tell_stat_loggers(self) -> None:
-        """Report to the stat loggers now what the next step would report."""
-        self._thread.call(self._native.tell_stat_loggers)
+    def tell_stat_loggers(self, *, asks_for_summary: bool = False) -> None:
+        """Report to the stat loggers now what the next step would report, and perhaps ask for their summaries."""
+        self._thread.call(self._native.tell_stat_loggers, asks_for_summary=asks_for_summary)
 
     def abort(self, request_id: str) -> None:
         """End a request; its reader gets the output so far, with finish_reason `abort`. Unknown ids are ignored."""

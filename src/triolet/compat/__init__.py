@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
+from triolet.compat.prompts import EngineCoreRequest
+from triolet.compat.refusals import UsageContext
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
@@ -40,14 +42,13 @@ if TYPE_CHECKING:
     from triolet.compat.async_facts import (
         EngineClient,
         PromptType,
-        StatLoggerBase,
-        UsageContext,
         VllmConfig,
     )
     from triolet.compat.async_llm import AsyncLLM, AsyncLLMEngine
     from triolet.compat.generation import Generation, TextPieces
     from triolet.compat.llm import LLM
     from triolet.compat.llm_engine import LLMEngine
+    from triolet.compat.operations.stat_loggers import StatLoggerBase
     from triolet.compat.request_manager import RequestManager, StreamingRequest
     from triolet.compat.views import ModelConfig
 
@@ -62,6 +63,7 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "EngineClient",
+    "EngineCoreRequest",
     "EngineDeadError",
     "EngineGenerateError",
     "Generation",
@@ -106,12 +108,10 @@ _ON_FIRST_USE = {
     "RequestManager": "request_manager",
     "StreamingRequest": "request_manager",
     "ModelConfig": "views",
+    "StatLoggerBase": "operations.stat_loggers",
     "TextPieces": "generation",
     **dict.fromkeys(
-        (
-            *("EngineClient", "PromptType"),
-            *("StatLoggerBase", "UsageContext", "VllmConfig"),
-        ),
+        (*("EngineClient", "PromptType", "VllmConfig"),),
         "async_facts",
     ),
 }

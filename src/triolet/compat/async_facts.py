@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from enum import StrEnum
 from typing import Any, TypeVar
 
 import trio
@@ -13,7 +12,6 @@ from triolet.compat.facts import Facts
 from triolet.compat.views import DecodingConfig, LoRAView, ModelConfig, ParallelConfig, SchedulerView
 from triolet.config.engine import EngineConfig
 from triolet.core.request.prompt import Prompt
-from triolet.observability.stat_loggers import StatLogger
 
 T = TypeVar("T")
 
@@ -90,15 +88,3 @@ async def told(answer: T) -> T:
 EngineClient = AsyncFacts
 VllmConfig = EngineConfig
 PromptType = Prompt
-StatLoggerBase = StatLogger
-
-
-class UsageContext(StrEnum):
-    """Places where vLLM says it is used; no usage is reported here."""
-
-    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
-    LLM_CLASS = "LLM_CLASS"
-    API_SERVER = "API_SERVER"
-    OPENAI_API_SERVER = "OPENAI_API_SERVER"
-    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
-    ENGINE_CONTEXT = "ENGINE_CONTEXT"

@@ -21,22 +21,27 @@ from weakref import WeakSet
 import attrs
 import trio
 
+from triolet.actors.executors.registry import executor_class_of
 from triolet.aio import AsyncioEngine
 from triolet.bridge.engine_thread import EngineThread
 from triolet.compat.async_facts import Count, Done, checkpoint
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.operations.asynchronous import AsyncOperations
+from triolet.compat.operations.request_log import RequestLog
+from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.pooling import params_of_task, with_tensor
-from triolet.compat.prompts import split_prompt
+from triolet.compat.prompts import EngineCoreRequest, split_prompt
 from triolet.compat.refusals import (
+    ASYNC_ATTRIBUTES,
     ASYNC_METHODS,
     check_rank,
-    check_request_id,
+    check_usage_context,
+    key_of,
     refuse,
     refuse_given,
     refusing,
-    request_ids,
+    request_keys,
 )
 from triolet.config.engine import EngineConfig
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
@@ -49,25 +54,25 @@ from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import open_engine
-from triolet.errors import EngineClosed, EngineDead
-from triolet.observability.stat_loggers import StatLogger
+from triolet.errors import ConfigError, EngineClosed, EngineDead
 
 T = TypeVar("T")
 
-StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
-"""Function that makes a stat logger for a configuration and the engine's index in this process."""
 
-
-@refusing(ASYNC_METHODS)
+@refusing(ASYNC_METHODS, ASYNC_ATTRIBUTES)
 class AsyncLLM(AsyncOperations):
     """Engine under vLLM's asynchronous interface, entered with `async with`.
 
     Args:
         vllm_config: configuration of the engine.
         log_stats: a line in the log every ten seconds of work.
-        stat_loggers: factories of loggers that are told of every step.
-        log_requests: not offered.
-        start_engine_loop: the loop starts with the scope; False is refused.
+        executor_class: that of `_get_executor_cls`, or None.
+        usage_context: makes no difference: no usage is reported.
+        stat_loggers: loggers that are told of every step, or factories of them, by name or in a list.
+        log_requests: lines in the log about every request; see `compat.operations.request_log`.
+        max_log_len: characters or token ids of a prompt in the log; None for all.
+        start_engine_loop: whether the engine starts at once under asyncio; otherwise it does with its scope, with
+            `start_background_loop` or with its first use, as it always does under Trio.
         **vllm_only: vLLM's other arguments: refused unless they have no value.
     """
 
@@ -81,28 +86,38 @@ class AsyncLLM(AsyncOperations):
         log_stats: bool = True,
         usage_context: object = None,
         *,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
-        log_requests: bool = False,
+        stat_loggers: GivenLoggers = None,
+        log_requests: bool = True,
+        max_log_len: int | None = None,
         start_engine_loop: bool = True,
         **vllm_only: object,
     ) -> None:
         super().__init__()
-        refuse_given({"executor_class": executor_class, "usage_context": usage_context, **vllm_only})
-        if log_requests:
-            refuse("log_requests", "requests are not logged")
-        if not start_engine_loop:
-            refuse("start_engine_loop=False", "the loop starts with `async with`, and not later")
-        self._config = vllm_config = attrs.evolve(vllm_config, log_stats=log_stats and vllm_config.log_stats)
-        self._factories = tuple(stat_loggers or ())
-        self._named_loggers: dict[str, StatLogger] = {}
+        if not isinstance(vllm_config, EngineConfig):  # early versions of vLLM began with two flags
+            raise ConfigError("vllm_config", "an EngineConfig", vllm_config)
+        refuse_given(vllm_only)
+        check_usage_context(usage_context)
+        if executor_class is not None and executor_class is not self._get_executor_cls(vllm_config):
+            refuse_given({"executor_class": executor_class})
+        # `begin` writes the first lines about a request.
+        self._log = RequestLog(max_log_len) if log_requests else None
+        self.log_stats = log_stats and vllm_config.log_stats
+        self._may_start = not start_engine_loop  # by `start_background_loop`
+        self._config = vllm_config = attrs.evolve(vllm_config, log_stats=self.log_stats)
+        self._given_loggers, self._loggers = stat_loggers, NamedLoggers(self._config)
         self._scope = AsyncExitStack()
         # A bare `Generation` that is kept in a variable would go on after the scope: leaving the scope closes these.
         self._generations: WeakSet[Generation] = WeakSet()
         self._open: Callable[[], AbstractAsyncContextManager[Engine]] = lambda: open_engine(vllm_config)
         self._engine: Engine | None = None
         self._was_left = False
-        if _runs_in_asyncio():
+        if _runs_in_asyncio() and start_engine_loop:
             self._start_thread()
+
+    @classmethod
+    def _get_executor_cls(cls, vllm_config: EngineConfig) -> type:
+        """Return the class that runs the model, which may be given as `executor_class`."""
+        return executor_class_of(vllm_config)
 
     @classmethod
     def from_engine_args(
@@ -110,15 +125,27 @@ class AsyncLLM(AsyncOperations):
         engine_args: EngineArgs,
         start_engine_loop: bool = True,
         usage_context: object = None,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        stat_loggers: GivenLoggers = None,
         engine_config: EngineConfig | None = None,
     ) -> Self:
-        """Make an engine with these arguments, or with a configuration that was made of them, to be entered."""
+        """Make an engine with these arguments, or with a configuration that was made of them, to be entered.
+
+        In early versions of vLLM the configuration comes second, before the flag; both orders are taken.
+        """
+        given: Any = start_engine_loop
+        if not isinstance(given, bool):
+            if isinstance(usage_context, bool):
+                start, usage_context, stat_loggers = usage_context, stat_loggers, cast("Any", engine_config)
+            else:
+                start = True
+            return cls.from_engine_args(engine_args, start, usage_context, stat_loggers, given)
         return cls(
             engine_config or engine_args.create_engine_config(),
             start_engine_loop=start_engine_loop,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
+            log_requests=engine_args.enable_log_requests,
+            max_log_len=engine_args.max_log_len,
         )
 
     @classmethod
@@ -127,7 +154,8 @@ class AsyncLLM(AsyncOperations):
         vllm_config: EngineConfig,
         start_engine_loop: bool = True,
         usage_context: object = None,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        stat_loggers: GivenLoggers = None,
+        enable_log_requests: bool = False,
         disable_log_stats: bool = False,
         **vllm_only: Any,
     ) -> Self:
@@ -138,19 +166,20 @@ class AsyncLLM(AsyncOperations):
             usage_context=usage_context,
             stat_loggers=stat_loggers,
             log_stats=not disable_log_stats,
+            log_requests=enable_log_requests,
             **vllm_only,
         )
 
     @classmethod
     def around(cls, engine: Engine) -> Self:
         """Wrap an engine that is open already, and stays open when this scope is left."""
-        face = cls(engine.config)
+        face = cls(engine.config, log_requests=False, start_engine_loop=False)
 
         @asynccontextmanager
         async def borrowed() -> AsyncGenerator[Engine]:
             yield engine
 
-        face._open = borrowed
+        face._open, face._may_start = borrowed, False
         return face
 
     # ------------------------------------------------------------------------------- the engine's scope
@@ -159,8 +188,8 @@ class AsyncLLM(AsyncOperations):
         """Start the engine and block the event loop until it is ready, as the constructor of vLLM does."""
         self._thread = EngineThread(self._open)
         self._engine = cast("Engine", AsyncioEngine(self._thread, self._thread.opened.result()))
-        for factory in self._factories:
-            self._engine.add_stat_logger(factory(self._config, self._engine.index))
+        for logger in self._loggers.make(self._given_loggers, self._engine.index):
+            self._engine.add_stat_logger(logger)
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -180,8 +209,8 @@ class AsyncLLM(AsyncOperations):
             raise EngineClosed("an engine can be entered once; make another one")
         async with AsyncExitStack() as opening:  # a factory that raises closes the engine again
             engine = await opening.enter_async_context(self._open())
-            for factory in self._factories:
-                engine.add_stat_logger(factory(self._config, engine.index))
+            for logger in self._loggers.make(self._given_loggers, engine.index):
+                engine.add_stat_logger(logger)
             self._scope = opening.pop_all()
         self._engine = engine
         return self
@@ -219,14 +248,17 @@ class AsyncLLM(AsyncOperations):
         return self._engine
 
     def start_background_loop(self) -> Any:
-        """Raise: the loop runs as long as the scope, and there is nothing to start.
+        """Start the engine, if it was made with `start_engine_loop=False`; the result may be awaited.
 
         Raises:
-            EngineClosed: outside of the scope.
-            RuntimeError: inside of it, as in vLLM.
+            EngineClosed: outside of the scope, under Trio.
+            RuntimeError: the engine runs already, as in vLLM.
         """
-        self.engine  # noqa: B018  raises outside
-        raise RuntimeError("Background loop is already running.")
+        self.engine  # noqa: B018  starts it, or raises
+        if not self._may_start:
+            raise RuntimeError("Background loop is already running.")
+        self._may_start = False
+        return Done()
 
     def shutdown_background_loop(self) -> Any:
         """Shut the engine down, like `shutdown()`."""
@@ -331,14 +363,24 @@ class AsyncLLM(AsyncOperations):
         """
         refuse_given(vllm_only)
         check_rank(data_parallel_rank)
-        if request_id is not None:
-            check_request_id(request_id)
+        if isinstance(prompt, EngineCoreRequest):
+            sampling_params, priority, cache_salt, lora_request, trace_headers = prompt.fill(
+                params=sampling_params,
+                priority=priority,
+                cache_salt=cache_salt,
+                lora_request=lora_request,
+                trace_headers=trace_headers,
+            )
+            request_id = prompt.request_id if request_id is None else request_id
+            check_rank(prompt.data_parallel_rank)
+            prompt, prompt_token_ids = None, prompt.prompt_token_ids
         content, salt = split_prompt(prompt, prompt_token_ids, cache_salt)
+        log = self._log
         generation = Generation(
             self.engine.generate(
                 content,
                 sampling_params,
-                request_id=request_id,
+                request_id=None if request_id is None else key_of(request_id),
                 priority=priority,
                 client=client,
                 deadline=deadline,
@@ -347,7 +389,10 @@ class AsyncLLM(AsyncOperations):
                 prompt_adapter=prompt_adapter_request,
                 cache_salt=salt,
                 trace_headers=trace_headers,
-            )
+            ),
+            None
+            if log is None
+            else lambda accepted: log.begin(accepted, content, sampling_params, lora_request),
         )
         self._generations.add(generation)
         return generation
@@ -364,9 +409,7 @@ class AsyncLLM(AsyncOperations):
     ) -> Generation:
         """Queue a request now; closing the returned `Generation` ends it. The others are those of `generate`."""
         refuse_given({"arrival_time": arrival_time})
-        generation = self.generate(
-            prompt, params, check_request_id(request_id), lora_request, *others, **arguments
-        )
+        generation = self.generate(prompt, params, key_of(request_id), lora_request, *others, **arguments)
         return await generation.__aenter__()
 
     async def encode(
@@ -375,14 +418,14 @@ class AsyncLLM(AsyncOperations):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
-        *,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        *,
         data_parallel_rank: int | None = None,
         client: str | None = None,
         deadline: float | None = None,
         queue_timeout: float | None = None,
         cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
         **vllm_only: object,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
         """Yield the one output of a pooled request; its numbers are a tensor.
@@ -396,14 +439,12 @@ class AsyncLLM(AsyncOperations):
         """
         refuse_given(vllm_only)
         check_rank(data_parallel_rank)
-        if request_id is not None:
-            check_request_id(request_id)
         content, salt = split_prompt(prompt, None, cache_salt)
         # Nothing is held while it is suspended at the yield, so that a generator left there leaves no request behind.
         [output] = await self.engine.encode_all(
             [content],
             params_of_task(pooling_params, None),
-            request_id=request_id,
+            request_id=None if request_id is None else key_of(request_id),
             priority=priority,
             client=client,
             deadline=deadline,
@@ -433,13 +474,13 @@ class AsyncLLM(AsyncOperations):
             request_id: one, or several.
             internal: makes no difference: there are no ids but the caller's.
         """
-        for one in request_ids(request_id):
+        for one in request_keys(request_id):
             self.engine.abort(one)
         await checkpoint()
 
     def get_request_status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request; None for one that is unknown or already forgotten."""
-        return self.engine.status(request_id)
+        return self.engine.status(key_of(request_id))
 
     def get_num_unfinished_requests(self) -> Count:
         """Return the number of requests that wait or run; each of the n answers to a prompt is one."""
@@ -451,32 +492,38 @@ class AsyncLLM(AsyncOperations):
 
     # ------------------------------------------------------------------------------------------- numbers
 
-    async def do_log_stats(self, *unused: object) -> None:
-        """Report to the stat loggers now what the next step would report."""
-        self.engine.tell_stat_loggers()
+    async def do_log_stats(self, scheduler_outputs: object = None, model_output: object = None) -> None:
+        """Write the throughput since the last line to the log now, and have the stat loggers write theirs.
+
+        Args:
+            scheduler_outputs: makes no difference, as in vLLM since it counts by itself.
+            model_output: likewise.
+        """
+        self.engine.tell_stat_loggers(asks_for_summary=True)
         await checkpoint()
 
-    def add_logger(self, logger_name: str, logger: StatLogger) -> Any:
-        """Report every step to this logger.
+    @property
+    def stat_loggers(self) -> dict[str, Any]:
+        """Stat loggers that were given or added, by name; those of a list are numbered."""
+        return dict(self._loggers.guests)
+
+    def add_logger(self, logger_name: str, logger: Any) -> Any:
+        """Report every step to this logger; see `StatLoggerBase`. The result may be awaited.
 
         Raises:
             KeyError: there is one of that name, as in vLLM.
         """
-        if logger_name in self._named_loggers:
-            raise KeyError(f"Logger with name {logger_name} already exists.")
-        self._named_loggers[logger_name] = logger
-        self.engine.add_stat_logger(logger)
+        engine = self.engine
+        engine.add_stat_logger(self._loggers.add(logger_name, logger, engine.index))
         return Done()
 
     def remove_logger(self, logger_name: str) -> Any:
-        """Stop reporting to this logger.
+        """Stop reporting to this logger. The result may be awaited.
 
         Raises:
             KeyError: there is none of that name.
         """
-        if logger_name not in self._named_loggers:
-            raise KeyError(f"Logger with name {logger_name} does not exist.")
-        self.engine.remove_stat_logger(self._named_loggers.pop(logger_name))
+        self.engine.remove_stat_logger(self._loggers.take(logger_name))
         return Done()
 
 

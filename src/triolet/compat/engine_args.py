@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from triolet.compat.prompts import check_max_log_len
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
 from triolet.config.engine import QUANTIZATIONS, EngineConfig
@@ -48,8 +49,6 @@ DROPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "worker_use_ray": "vLLM has dropped it",
         "engine_use_ray": "vLLM has dropped it",
-        "disable_log_requests": "vLLM has dropped it; requests are not logged",
-        "max_log_len": "requests are not logged",
         "swap_space": "blocks are computed again and not swapped out; vLLM has dropped it, too",
         "cpu_offload_gb": "weights stay where they are",
         "gpu_memory_utilization": "say kv_cache_memory_bytes or num_gpu_blocks_override",
@@ -62,8 +61,6 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         **{name: choices[0] for name, choices in FIXED.items()},
         "worker_use_ray": False,
         "engine_use_ray": False,
-        "disable_log_requests": False,
-        "max_log_len": None,
         "swap_space": 4,
         "cpu_offload_gb": 0,
         "gpu_memory_utilization": 0.9,
@@ -79,12 +76,16 @@ class EngineArgs:
     Args:
         model: folder, GGUF file or hub id; by default triolet-nano.
         disable_log_stats: no line in the log every ten seconds.
-        enable_log_requests: not offered.
+        enable_log_requests: lines in the log about every request of an `AsyncLLM`; see `AsyncEngineArgs`.
+        disable_log_requests: True asks for no such lines; the name that early versions of vLLM have.
+        max_log_len: characters or token ids of a prompt in the log; None for all.
         **arguments: such as `max_model_len`, `max_num_seqs`, `scheduling_policy`, `num_gpu_blocks_override`.
     Raises:
         UnsupportedFeature: an argument of vLLM's that is not honoured.
         ConfigError: an unknown argument, or a value out of range.
     """
+
+    _LOGS_REQUESTS = False
 
     def __init__(
         self,
@@ -92,10 +93,17 @@ class EngineArgs:
         *,
         disable_log_stats: bool = False,
         enable_log_requests: bool = False,
+        disable_log_requests: bool | None = None,
+        max_log_len: int | None = None,
         **arguments: Any,
     ) -> None:
-        if enable_log_requests:
-            refuse("enable_log_requests", "requests are not logged")
+        if not self._LOGS_REQUESTS and (enable_log_requests or max_log_len is not None):
+            name = "enable_log_requests" if enable_log_requests else "max_log_len"
+            refuse(name, "AsyncEngineArgs has it: AsyncLLM logs requests")
+        if enable_log_requests and disable_log_requests:
+            raise ConfigError("enable_log_requests", "False beside disable_log_requests=True", True)
+        self.enable_log_requests, self.disable_log_requests = enable_log_requests, not enable_log_requests
+        self.max_log_len = check_max_log_len(max_log_len)
         fields = {
             RENAMED.get(name, name): value
             for name, value in arguments.items()
@@ -136,17 +144,22 @@ class EngineArgs:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EngineArgs):
             return NotImplemented
-        return self.config == other.config
+        return self._facts() == other._facts()
 
     def __hash__(self) -> int:
-        return hash(self.config)
+        return hash(self._facts())
+
+    def _facts(self) -> tuple[object, ...]:
+        return self.config, self.enable_log_requests, self.max_log_len
 
     @classmethod
     def from_cli_args(cls, args: object) -> EngineArgs:
         """Make arguments from the attributes of an `argparse.Namespace`; attributes of other names are left alone."""
         # A namespace of vLLM's parser has many attributes that are none of an engine's.
         known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *FIXED, *DROPPED}
-        known |= {"disable_log_stats", "enable_log_requests", "speculative_config"}
+        known |= {"disable_log_stats", "speculative_config"}
+        if cls._LOGS_REQUESTS:
+            known |= {"enable_log_requests", "disable_log_requests", "max_log_len"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
 
     def create_engine_config(self) -> EngineConfig:
@@ -155,7 +168,9 @@ class EngineArgs:
 
 
 class AsyncEngineArgs(EngineArgs):
-    """Arguments of an `AsyncLLM`; the same as `EngineArgs`."""
+    """Arguments of an `AsyncLLM`; the same as `EngineArgs`, and those of the lines about requests."""
+
+    _LOGS_REQUESTS = True
 
 
 def _is_settled(name: str, value: object) -> bool:

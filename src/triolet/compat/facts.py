@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from triolet.compat.views import (
     ModelConfig,
+    ObservabilityView,
     Tokenizer,
     tokenizer_of,
 )
@@ -82,6 +83,20 @@ class EngineFacts(Facts):
     def external_launcher_dp(self) -> bool:
         """False: there is one engine."""
         return False
+
+    @property
+    def should_execute_dummy_batch(self) -> bool:
+        """False: there are no other engines to keep in step with."""
+        return False
+
+    @property
+    def observability_config(self) -> ObservabilityView:
+        """Settings of traces."""
+        return ObservabilityView(otlp_traces_endpoint=self.vllm_config.otlp_traces_endpoint)
+
+    @staticmethod
+    def _cleanup_instance_caches(model_ref: object = None) -> None:
+        """Do nothing: no cache is kept beside an engine."""
 
     def default_sampling_params(self) -> SamplingParams:
         """Return the parameters of a request that gives none."""

@@ -18,9 +18,11 @@ import trio
 
 from triolet.aio import AsyncioTokenStream
 from triolet.compat.async_facts import checkpoint
+from triolet.compat.operations.request_log import RequestLines
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine.token_stream import TokenStream
+from triolet.errors import TrioletError
 
 
 class Generation:
@@ -28,10 +30,17 @@ class Generation:
 
     Args:
         stream: not yet entered.
+        begin_lines: writes the first lines about a request to the log, by its id; None writes none.
     """
 
-    def __init__(self, stream: TokenStream | AsyncioTokenStream) -> None:
+    def __init__(
+        self,
+        stream: TokenStream | AsyncioTokenStream,
+        begin_lines: Callable[[str], RequestLines] | None = None,
+    ) -> None:
         self._stream = stream
+        self._begin_lines = begin_lines
+        self._lines: RequestLines | None = None
         self._close_anywhere: Callable[[], None] | None = (
             None  # closes the stream from any thread, once entered
         )
@@ -57,10 +66,14 @@ class Generation:
         else:
             token, close = trio.lowlevel.current_trio_token(), self._stream.close
             self._close_anywhere = lambda: token.run_sync_soon(close)
+        if self._begin_lines is not None:
+            self._lines = self._begin_lines(self.request_id)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._lines is not None:
+            self._lines.aborted()  # if it has not ended
         if isinstance(self._stream, AsyncioTokenStream):
             await self._stream.__aexit__(kind, error, traceback)
         else:
@@ -69,6 +82,8 @@ class Generation:
     def close(self) -> None:
         """End the request, in any state. Synchronous, and harmless when repeated."""
         self._stream.close()
+        if self._lines is not None:
+            self._lines.aborted()
 
     def __aiter__(self) -> Self:
         return self
@@ -78,9 +93,13 @@ class Generation:
             if self._close_anywhere is None:
                 await self._enter()
             output = await anext(self._stream)
-        except BaseException:  # the end of the answer, too
+        except BaseException as error:  # the end of the answer, too
+            if self._lines is not None and isinstance(error, TrioletError):
+                self._lines.failed(error)
             self.close()
             raise
+        if self._lines is not None and output.finished:
+            self._lines.finished(output.finish_reason)
         return output
 
     async def aclose(self) -> None:
@@ -89,6 +108,8 @@ class Generation:
         await checkpoint()
 
     def __del__(self) -> None:
+        if self._lines is not None:
+            self._lines.aborted()
         if self._close_anywhere is not None:
             # Garbage may be collected in any thread, also after the end of the Trio run.
             with suppress(trio.RunFinishedError):

@@ -74,7 +74,7 @@ class LLM(OfflineOperations):
         *,
         use_tqdm: Progress = True,
         lora_request: Adapters = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         **vllm_only: object,
     ) -> list[RequestOutput]:
         """Answer prompts; the batch is as large as the engine's limits allow.
@@ -84,7 +84,7 @@ class LLM(OfflineOperations):
             sampling_params: for all, or one for each; by default the model's own.
             use_tqdm: whether a progress bar is shown, or the function that makes it.
             lora_request: LoRA adapter for all, or one or None for each; loaded now if it is not yet.
-            priority: one for each prompt.
+            priority: for all, or one for each.
         Returns:
             An output for each prompt, in their order.
         Raises:
@@ -93,20 +93,19 @@ class LLM(OfflineOperations):
         refuse_given(vllm_only)
         listed = _as_list(prompts)
         all_params = self._params_for(sampling_params, len(listed))
-        if priority is not None:
-            _check_lengths(listed, "priority", priority)
+        priorities = _priorities_for(priority, listed)
         adapters = _adapters_for(lora_request, len(listed))
-        return self._run(listed, all_params, use_tqdm, priority or [0] * len(listed), adapters)
+        return self._run(listed, all_params, use_tqdm, priorities, adapters)
 
     def chat(
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Progress = True,
-        *,
         lora_request: Adapters = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str | None = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -122,14 +121,14 @@ class LLM(OfflineOperations):
             lora_request: see `generate`.
             priority: for all, or one for each.
             chat_template: Jinja template instead of the model's.
+            chat_template_content_format: `auto`, or None: the template gets the messages as they are.
             add_generation_prompt: whether the answer is a new message of the assistant.
             continue_final_message: whether it goes on with the last message; not beside `add_generation_prompt`.
             tools: tools that the model may call, in all of the conversations.
             chat_template_kwargs: further values for the chat template.
         """
-        # vLLM's default: naming it asks for nothing else.
-        if vllm_only.get("chat_template_content_format") == "auto":
-            del vllm_only["chat_template_content_format"]
+        if chat_template_content_format != "auto":  # vLLM's default asks for nothing else
+            vllm_only["chat_template_content_format"] = chat_template_content_format
         refuse_given(vllm_only)
         if isinstance(messages, str | Mapping):
             raise InvalidRequest("messages must be a list of messages, or of such lists", field="messages")
@@ -143,8 +142,7 @@ class LLM(OfflineOperations):
             "continue_final_message": continue_final_message,
         }
         prompts = [{"messages": one, **asked} for one in conversations]
-        priorities = [priority or 0] * len(prompts) if isinstance(priority, int | None) else priority
-        _check_lengths(prompts, "priority", priorities)
+        priorities = _priorities_for(priority, prompts)
         params = self._params_for(sampling_params, len(prompts))
         adapters = _adapters_for(lora_request, len(prompts))
         return self._run(prompts, params, use_tqdm, priorities, adapters)
@@ -277,28 +275,32 @@ class LLM(OfflineOperations):
         self,
         prompts: Any,
         params: BeamSearchParams,
-        *,
         lora_request: Adapters = None,
         use_tqdm: Progress = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
         **vllm_only: object,
     ) -> list[BeamSearchOutput]:
-        """Find the likeliest answers to each prompt; see `triolet.beam_search`, and `generate` for `lora_request`."""
-        refuse_given(vllm_only)
+        """Find the likeliest answers to each prompt; see `triolet.beam_search`, and `generate` for the others."""
+        refuse_given({"concurrency_limit": concurrency_limit, **vllm_only})
         bar = _bar(use_tqdm, len(listed := _as_list(prompts)), "Beam search")
         with bar:
             found = []
-            for prompt, adapter in zip(listed, _adapters_for(lora_request, len(listed)), strict=True):
-                found.append(self._search(prompt, params, adapter))
+            adapters, priorities = _adapters_for(lora_request, len(listed)), _priorities_for(priority, listed)
+            for prompt, adapter, one in zip(listed, adapters, priorities, strict=True):
+                found.append(self._search(prompt, params, adapter, one))
                 bar.update(1)
         return found
 
-    def _search(self, prompt: Any, params: BeamSearchParams, adapter: LoRARequest | None) -> BeamSearchOutput:
+    def _search(
+        self, prompt: Any, params: BeamSearchParams, adapter: LoRARequest | None, priority: int
+    ) -> BeamSearchOutput:
         # As in vLLM, twice as many choices as beams: those that end an answer leave the beam.
         num_choices = min(2 * params.beam_width, self.llm_engine.model_config.vocab_size)
         asked = SamplingParams(
             max_tokens=1, logprobs=num_choices, temperature=params.temperature, detokenize=False
         )
-        [first] = self._run([prompt], [asked], False, [0], [adapter])
+        [first] = self._run([prompt], [asked], False, [priority], [adapter])
         beams = BeamSearch(params, self.llm_engine.eos_token_ids, first.prompt_token_ids)
         beams.advance(_choices([first]))
         room = self.llm_engine.max_model_len - len(first.prompt_token_ids)
@@ -306,7 +308,7 @@ class LLM(OfflineOperations):
             if not beams.live:
                 break
             prompts = [{"prompt_token_ids": beam.tokens} for beam in beams.live]
-            same = [asked] * len(prompts), False, [0] * len(prompts), [adapter] * len(prompts)
+            same = [asked] * len(prompts), False, [priority] * len(prompts), [adapter] * len(prompts)
             beams.advance(_choices(self._run(prompts, *same)))
         decode, is_plain = self.llm_engine.tokenizer.decode, params.skip_special_tokens
         return BeamSearchOutput(
@@ -385,6 +387,13 @@ def _adapters_for(given: Adapters, num_prompts: int) -> list[LoRARequest | None]
     listed = list(given)
     _check_lengths(range(num_prompts), "lora_request", listed)
     return listed
+
+
+def _priorities_for(given: int | Sequence[int] | None, prompts: Sequence[Any]) -> Sequence[int]:
+    if isinstance(given, int | None):
+        return [given or 0] * len(prompts)
+    _check_lengths(prompts, "priority", given)
+    return given
 
 
 def _num_answers(params: SamplingParams | PoolingParams) -> int:

@@ -10,7 +10,7 @@ import atexit
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, Self, TypeVar, cast
@@ -19,13 +19,16 @@ import attrs
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
+from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
-from triolet.compat.prompts import split_prompt
+from triolet.compat.prompts import EngineCoreRequest, split_prompt
 from triolet.compat.refusals import (
+    ENGINE_ATTRIBUTES,
     ENGINE_METHODS,
     check_rank,
     check_request_id,
+    check_usage_context,
     refuse,
     refuse_given,
     refusing,
@@ -54,7 +57,6 @@ from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
 T = TypeVar("T")
-StatLoggerFactory = Callable[[EngineConfig, int], StatLogger]
 
 
 def load(config: EngineConfig) -> Loaded:
@@ -74,7 +76,7 @@ def load(config: EngineConfig) -> Loaded:
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
 
 
-@refusing(ENGINE_METHODS)
+@refusing(ENGINE_METHODS, ENGINE_ATTRIBUTES)
 class LLMEngine(EngineOperations):
     """Synchronous engine: `step()` computes in the caller's thread, and one thread uses the engine.
 
@@ -94,14 +96,18 @@ class LLMEngine(EngineOperations):
         log_stats: bool = True,
         aggregate_engine_logging: bool = False,
         usage_context: object = None,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        stat_loggers: GivenLoggers = None,
+        mm_registry: object = None,
+        multiprocess_mode: bool = False,
         *,
         loaded: Loaded | None = None,
         clock: Callable[[], float] = time.monotonic,
         **vllm_only: object,
     ) -> None:
         super().__init__()
-        given = {"executor_class": executor_class, "usage_context": usage_context, **vllm_only}
+        check_usage_context(usage_context)
+        given = {"executor_class": executor_class, "mm_registry": mm_registry, **vllm_only}
+        given["multiprocess_mode"] = multiprocess_mode
         refuse_given({**given, "aggregate_engine_logging": aggregate_engine_logging})
         if vllm_config.record is not None:
             refuse("record", "an engine without an event loop writes no recording", vllm_config.record)
@@ -133,15 +139,15 @@ class LLMEngine(EngineOperations):
             self.add_stat_logger(self._tracing)
             # Likewise: spans that still wait are sent when the program ends.
             atexit.register(self._tracing.close)
-        for factory in stat_loggers or ():
-            self.add_stat_logger(factory(config, self._index))
+        for logger in NamedLoggers(config).make(stat_loggers, self._index):
+            self.add_stat_logger(logger)
 
     @classmethod
     def from_engine_args(
         cls,
         engine_args: EngineArgs,
         usage_context: object = None,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        stat_loggers: GivenLoggers = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
         """Make an engine with these arguments."""
@@ -157,7 +163,7 @@ class LLMEngine(EngineOperations):
         cls,
         vllm_config: EngineConfig,
         usage_context: object = None,
-        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        stat_loggers: GivenLoggers = None,
         disable_log_stats: bool = False,
     ) -> Self:
         """Make an engine with this configuration."""
@@ -194,6 +200,7 @@ class LLMEngine(EngineOperations):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        prompt_text: str | None = None,
         *,
         data_parallel_rank: int | None = None,
         client: str | None = None,
@@ -210,9 +217,19 @@ class LLMEngine(EngineOperations):
             Overloaded: too many requests wait; each of the n answers to a prompt counts.
         """
         given = {"arrival_time": arrival_time, **vllm_only}
-        refuse_given({**given, "tokenization_kwargs": tokenization_kwargs})
+        refuse_given({**given, "tokenization_kwargs": tokenization_kwargs, "prompt_text": prompt_text})
         check_rank(data_parallel_rank)
         check_request_id(request_id)
+        if isinstance(prompt, EngineCoreRequest):
+            params, priority, cache_salt, lora_request, trace_headers = prompt.fill(
+                params=params,
+                priority=priority,
+                cache_salt=cache_salt,
+                lora_request=lora_request,
+                trace_headers=trace_headers,
+            )
+            check_rank(prompt.data_parallel_rank)
+            prompt = {"prompt_token_ids": prompt.prompt_token_ids}
         try:
             self._admit(
                 request_id,
@@ -442,8 +459,8 @@ class LLMEngine(EngineOperations):
         self._reporting.report(self._clock())
 
     def do_log_stats(self) -> None:
-        """Report to the stat loggers, like `tell_stat_loggers`."""
-        self.tell_stat_loggers()
+        """Write the throughput since the last line to the log now, and have the stat loggers write theirs."""
+        self._reporting.report(self._clock(), asks_for_summary=True)
 
     def do_log_stats_with_interval(self) -> None:
         """Report to the stat loggers; the line in the log appears at most every ten seconds of work."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from triolet.errors import InvalidRequest, UnsupportedFeature
+from triolet.errors import InvalidRequest, UnsupportedFeature, shown
 
 Face = TypeVar("Face", bound=type)
 
@@ -51,10 +53,11 @@ OFFLINE_METHODS: Mapping[str, str] = {
 }
 PARAMETERS: Mapping[str, str] = {
     "executor_class": "where the model runs is `runner` of EngineConfig",
-    "usage_context": "no usage is reported",
     "input_registry": "there are no inputs but texts and tokens",
     "mm_registry": "there are no inputs but texts and tokens",
     "use_cached_outputs": "vLLM has dropped it",
+    "worker_use_ray": "vLLM has dropped it",
+    "engine_use_ray": "vLLM has dropped it",
     "client_addresses": "one engine has one process",
     "client_count": "one engine has one process",
     "client_index": "one engine has one process",
@@ -73,7 +76,6 @@ PARAMETERS: Mapping[str, str] = {
     "concurrency_limit": "the engine's own limits hold",
     "multiprocess_mode": "LLMEngine runs the model in the thread that calls step()",
     "profiler": NO_PROFILER,
-    "enable_log_requests": "requests are not logged",
     "headless": NO_OTHER_ENGINES,
     "reset_connector": "KV is not kept outside of the engine",
     "delay_iterations": NO_ITERATIONS,
@@ -81,6 +83,56 @@ PARAMETERS: Mapping[str, str] = {
     "profiler_kwargs": NO_PROFILER,
     "enable_multiprocessing": "LLMEngine runs the model in the thread that calls step()",
 }
+
+
+NO_INTERNALS = "it is a part of vLLM's engine; `engine` is triolet's"
+ASYNC_ATTRIBUTES: Mapping[str, str] = dict.fromkeys(
+    (
+        *(
+            "request_streams",
+            "client_aborted_requests",
+            "processor",
+            "detokenizer",
+            "engine_core",
+            "output_handler",
+        ),
+        *("input_processor", "output_processor", "renderer", "logger_manager"),
+    ),
+    NO_INTERNALS,
+)
+ENGINE_ATTRIBUTES: Mapping[str, str] = dict.fromkeys(
+    ("renderer", "input_processor", "output_processor", "engine_core", "logger_manager", "model_executor"),
+    "it is a part of vLLM's engine; apply_model() calls a function with the model",
+)
+
+
+class AttributeNotOffered(UnsupportedFeature, AttributeError):
+    """An attribute of vLLM's that triolet does not offer; `hasattr` is False for it."""
+
+
+class UsageContext(StrEnum):
+    """Places where vLLM says it is used; no usage is reported here."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+def check_usage_context(usage_context: object) -> None:
+    """Check where vLLM would say that it is used; no usage is reported, whatever the place.
+
+    Raises:
+        InvalidRequest: it is none of vLLM's places.
+    """
+    if usage_context is not None and usage_context not in list(UsageContext):
+        raise InvalidRequest(
+            f"usage_context must be a UsageContext; got {shown(usage_context)}",
+            field="usage_context",
+            got=usage_context,
+        )
 
 
 def refuse(name: str, reason: str, got: object = None) -> NoReturn:
@@ -121,6 +173,16 @@ def check_rank(data_parallel_rank: int | None) -> None:
         )
 
 
+def key_of(request_id: object) -> str:
+    """Return a request id as `AsyncLLM` takes it: programs for early versions of vLLM number their requests.
+
+    Raises:
+        TypeError: it is neither a string nor a number.
+    """
+    is_number = isinstance(request_id, int) and not isinstance(request_id, bool)
+    return str(request_id) if is_number else check_request_id(request_id)
+
+
 def check_request_id(request_id: object) -> str:
     """Check a request id as vLLM does, and return it.
 
@@ -132,12 +194,16 @@ def check_request_id(request_id: object) -> str:
     return request_id
 
 
-def refusing(methods: Mapping[str, str]) -> Callable[[Face], Face]:
-    """Return a class decorator that adds methods of these names, which raise `UnsupportedFeature`."""
+def refusing(
+    methods: Mapping[str, str], attributes: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Face], Face]:
+    """Return a class decorator that adds methods of these names, which raise `UnsupportedFeature`, and attributes."""
 
     def decorate(face: Face) -> Face:
         for name, reason in methods.items():
             setattr(face, name, _refusing_method(name, reason))
+        for name, reason in attributes.items():
+            setattr(face, name, _refusing_property(name, reason))
         return face
 
     return decorate
@@ -153,6 +219,18 @@ def _refusing_method(name: str, reason: str) -> Callable[..., Any]:
     return method
 
 
+def _refusing_property(name: str, reason: str) -> property:
+    def read(self: object) -> NoReturn:
+        raise AttributeNotOffered(f"{name} is not offered: {reason}", field=name)
+
+    return property(read, doc=f"Not offered: {reason}.\n\nRaises:\n    AttributeNotOffered: always.\n")
+
+
 def request_ids(request_id: str | Iterable[str]) -> list[str]:
     """Return one id, or several, as a list."""
     return [request_id] if isinstance(request_id, str) else list(request_id)
+
+
+def request_keys(request_id: str | int | Iterable[str | int]) -> list[str]:
+    """Return one id, or several, as `AsyncLLM` takes them; see `key_of`."""
+    return [key_of(one) for one in ([request_id] if isinstance(request_id, str | int) else request_id)]

@@ -130,6 +130,17 @@ class LoRAView:
 
 
 @attrs.frozen(kw_only=True)
+class ObservabilityView:
+    """Settings of traces.
+
+    Args:
+        otlp_traces_endpoint: where spans are sent; None for nowhere.
+    """
+
+    otlp_traces_endpoint: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class DecodingConfig:
     """Backend of structured outputs."""
 

@@ -187,10 +187,10 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         self._run.check()
         self._reporting.remove(stat_logger)
 
-    def tell_stat_loggers(self) -> None:
-        """Report to the stat loggers now what the next step would report."""
+    def tell_stat_loggers(self, *, asks_for_summary: bool = False) -> None:
+        """Report to the stat loggers now what the next step would report, and perhaps ask for their summaries."""
         self._run.check()
-        self._reporting.report(trio.current_time())
+        self._reporting.report(trio.current_time(), asks_for_summary=asks_for_summary)
 
     def cache_config(self) -> dict[str, object]:
         """Return the layout of the KV cache, in vLLM's words."""

@@ -15,6 +15,7 @@ from triolet.core.engine_core import EngineStatistics
 from triolet.core.metrics.iteration_stats import IterationStats, StatsAccumulator
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
+SHORTEST_S = 1e-3  # two lines may be asked for at one moment
 
 LINE = (
     "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
@@ -41,7 +42,7 @@ class ThroughputLogger:
     """Stat logger that writes the throughput of the last ten seconds to the log."""
 
     def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
-        self._interval_s = interval_s
+        self._usual_s = self._interval_s = interval_s
         self._num_prompt_tokens = self._num_generation_tokens = 0
         self._drafted = 0, 0  # accepted and drafted tokens up to the last line
         self._statistics: EngineStatistics | None = None
@@ -69,6 +70,16 @@ class ThroughputLogger:
             *drafted,
         )
         self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._interval_s = self._usual_s
+
+    def begin_summary(self, statistics: EngineStatistics, interval_s: float) -> None:
+        """Prepare a line that is asked for between two others.
+
+        Args:
+            statistics: of now; an idle engine may have recorded none.
+            interval_s: seconds since the last line.
+        """
+        self._statistics, self._interval_s = statistics, max(interval_s, SHORTEST_S)
 
     def _take_drafted(self, now: EngineStatistics) -> tuple[float, int, int]:
         """Return the acceptance of drafts since the last line: per cent, accepted tokens, draft tokens."""
@@ -110,10 +121,27 @@ class StatLoggers:
         if guest in self._loggers:
             self._loggers.remove(guest)
 
-    def report(self, now_s: float) -> None:
-        """Report new iterations, and ask for a summary every ten seconds of work."""
-        if (iteration := self._stats.take()) is None:
+    def report(self, now_s: float, *, asks_for_summary: bool = False) -> None:
+        """Report new iterations, and ask for a summary every ten seconds of work.
+
+        Args:
+            asks_for_summary: ask for one now, too.
+        """
+        iteration = self._stats.take()
+        if iteration is not None:
+            self._record(iteration, now_s)
+        passed_s = now_s - self._window_began_s
+        if asks_for_summary:
+            self._line.begin_summary(self._statistics(), passed_s)
+            self._window_began_s = now_s
+        elif iteration is not None and passed_s >= LOG_INTERVAL_S:
+            # A step longer than the interval costs lines; the ones after it do not come closer together.
+            self._window_began_s = now_s - passed_s % LOG_INTERVAL_S
+        else:
             return
+        self._tell(lambda guest: guest.log())
+
+    def _record(self, iteration: IterationStats, now_s: float) -> None:
         if self._idle_since_s is not None and now_s - self._idle_since_s >= LOG_INTERVAL_S:
             # Tokens of before the pause would be counted as those of the last ten seconds.
             self._line.forget()
@@ -121,10 +149,6 @@ class StatLoggers:
         statistics = self._statistics()
         self._idle_since_s = None if statistics.num_requests_live else now_s
         self._tell(lambda guest: guest.record(statistics, iteration))
-        if (passed_s := now_s - self._window_began_s) >= LOG_INTERVAL_S:
-            # A step longer than the interval costs lines; the ones after it do not come closer together.
-            self._window_began_s = now_s - passed_s % LOG_INTERVAL_S
-            self._tell(lambda guest: guest.log())
 
     def _tell(self, call: Callable[[StatLogger], None]) -> None:
         # A copy: one that fails is removed meanwhile.

@@ -388,15 +388,15 @@ def test_deltas_can_be_put_together_again() -> None:
     for token_id in range(4):
         story.give("abcd"[token_id], token_id, logprobs=TokenLogprobs((token_id,), (-1.0,), 1))
         outputs.append(story.collector.take())
-    whole = outputs[0]
+    whole, other = attrs.evolve(outputs[0]), attrs.evolve(outputs[0])
     for output in outputs[1:]:
-        whole = whole.add(output, aggregate=True)
+        assert whole.add(output, aggregate=True) is whole  # in place, as in vLLM
     assert (whole.text, whole.outputs[0].token_ids) == ("abcd", (0, 1, 2, 3))
     assert whole.outputs[0].logprobs is not None
     assert len(whole.outputs[0].logprobs) == 4
-    assert outputs[0].text == "a"
-    replaced = outputs[0].add(outputs[1], aggregate=False)
-    assert (replaced.text, replaced.outputs[0].token_ids) == ("b", (1,))
+    assert [output.text for output in outputs] == list("abcd")
+    other.add(outputs[1], aggregate=False)
+    assert (other.text, other.outputs[0].token_ids) == ("b", (1,))
 
 
 def test_a_token_is_described_after_the_four_before_it() -> None:

@@ -132,10 +132,12 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> RequestOutput:
-        """Join this output and a later one of the same stream; both stay unchanged.
+        """Join a later output of the same stream to this one, in place, and return this one.
+
+        Nothing else changes an output: of those that a stream has handed out, only the caller has this one.
 
         Args:
-            next_output: the later one.
+            next_output: the later one, which stays unchanged.
             aggregate: join texts, tokens and logprobs, as DELTA outputs want it; otherwise the later answer replaces
                 the earlier one of the same index.
         """
@@ -144,13 +146,16 @@ class RequestOutput:
         for answer in next_output.outputs:
             earlier = answers.get(answer.index)
             answers[answer.index] = answer if earlier is None or not aggregate else _joined(earlier, answer)
-        return attrs.evolve(
+        joined = attrs.evolve(
             next_output,
             outputs=tuple(answers[index] for index in sorted(answers)),
             finished=self.finished or next_output.finished,
             # DELTA streams have them in their first output only.
             prompt_logprobs=next_output.prompt_logprobs or self.prompt_logprobs,
         )
+        for field in attrs.fields(RequestOutput):
+            object.__setattr__(self, field.name, getattr(joined, field.name))  # the class is frozen otherwise
+        return self
 
 
 def _joined(earlier: CompletionOutput, later: CompletionOutput) -> CompletionOutput:
