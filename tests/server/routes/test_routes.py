@@ -395,7 +395,13 @@ async def test_the_page_has_the_controls_of_the_table_of_sampling_parameters() -
     controls = json.loads(module.body.decode().removeprefix("export const PARAMETERS = ").rstrip(";\n"))
     written = {one.wire_name(ApiFamily.RESPONSES) for one in SAMPLING_PARAMETERS if one.spec.control}
     assert {control["name"] for control in controls} == written
-    assert {"temperature", "max_output_tokens", "stop"} < written
+    assert {"temperature", "max_output_tokens", "stop", "min_p", "presence_penalty"} < written
+    shown = {control["name"]: (control["kind"], control.get("default")) for control in controls}
+    assert (shown["temperature"], shown["min_p"], shown["seed"]) == (
+        ("range", 1.0),
+        ("range", 0.0),
+        ("number", None),
+    )
     assert 'from "./parameters.js"' in settings
 
 

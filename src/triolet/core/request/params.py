@@ -100,7 +100,9 @@ class SamplingParams:
     min_p: float = attrs.field(
         default=0.0,
         metadata=described(
-            "Drop tokens less likely than this share of the most likely one; from 0 to 1.", per_row=True
+            "Drop tokens less likely than this share of the most likely one; from 0 to 1.",
+            per_row=True,
+            control=PageControl(label="Min p", kind="range", minimum=0, maximum=1, step=0.01),
         ),
     )
     repetition_penalty: float = attrs.field(
@@ -114,7 +116,9 @@ class SamplingParams:
     presence_penalty: float = attrs.field(
         default=0.0,
         metadata=described(
-            "Subtract once from the logit of every generated token; from -2 to 2.", per_row=True
+            "Subtract once from the logit of every generated token; from -2 to 2.",
+            per_row=True,
+            control=PageControl(label="Presence penalty", kind="range", minimum=-2, maximum=2, step=0.1),
         ),
     )
     frequency_penalty: float = attrs.field(
@@ -122,6 +126,7 @@ class SamplingParams:
         metadata=described(
             "Subtract from the logit of a token once per time that it was generated; from -2 to 2.",
             per_row=True,
+            control=PageControl(label="Frequency penalty", kind="range", minimum=-2, maximum=2, step=0.1),
         ),
     )
     max_tokens: int | None = attrs.field(

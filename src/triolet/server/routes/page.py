@@ -71,7 +71,10 @@ def parameters_module() -> str:
         if control is not None and name is not None:
             limits = {"min": control.minimum, "max": control.maximum, "step": control.step}
             given = {key: value for key, value in limits.items() if value is not None}
-            controls.append({"name": name, "label": control.label, "kind": control.kind, **given})
+            shown = {"name": name, "label": control.label, "kind": control.kind, "help": parameter.spec.help}
+            if control.kind == "range":
+                given["default"] = parameter.default
+            controls.append({**shown, **given})
     return f"export const PARAMETERS = {json.dumps(controls, indent=2)};\n"
 
 

@@ -5,12 +5,13 @@ import { Lane } from "./chat/lane.js";
 import { Store } from "./chat/store.js";
 import { Connection } from "./connection.js";
 import { EngineView } from "./engine.js";
-import { Options, Settings } from "./settings.js";
+import { Options } from "./options.js";
+import { Settings } from "./settings.js";
 import { copyOnClick } from "./text/code.js";
 import { ChatsPanel } from "./view/chats_panel.js";
 import { element, find, recall, remember } from "./view/dom.js";
 import { LaneView } from "./view/lane_view.js";
-import { say } from "./view/turn_view.js";
+import { Models } from "./view/models.js";
 
 const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
 const THEME = "triolet.theme";
@@ -27,7 +28,7 @@ const store = new Store();
 // ------------------------------------------------------------------------------------------- lanes
 
 function addLane(lane) {
-  const acts = { fork, close: closeLane, isAlone: () => lanes.length < 2, shown: showControls };
+  const acts = { fork, close: closeLane, leave, isAlone: () => lanes.length < 2, shown: showControls };
   const view = new LaneView(lane, acts);
   views.set(lane, view);
   lanes.push(lane);
@@ -83,6 +84,14 @@ function fork(lane, upTo = lane.turns.length) {
 function newChat() {
   openChat(new Chat());
   find("prompt").focus();
+}
+
+// The way out of a chat that is too long.
+function leave(turn) {
+  newChat();
+  find("prompt").value = turn.asked;
+  grow();
+  showControls();
 }
 
 function openChat(chat) {
@@ -226,12 +235,12 @@ for (const suggestion of SUGGESTIONS) {
 
 // ------------------------------------------------------------------------------------------- start
 
-async function findModel() {
+async function findModels() {
   const key = sessionStorage.getItem("triolet.key");
   const answer = await fetch("v1/models", { headers: key ? { authorization: `Bearer ${key}` } : {} });
-  if (answer.status !== 401) return [key, (await answer.json()).data[0].id];
+  if (answer.status !== 401) return [key, (await answer.json()).data];
   await askForKey();
-  return findModel();
+  return findModels();
 }
 
 function askForKey() {
@@ -259,9 +268,10 @@ async function start() {
   document.documentElement.dataset.theme = recall(THEME) ?? "";
   if (matchMedia("(max-width: 40rem)").matches) toggle(panels.engine.button, panels.engine.panel);
   const options = Options.stored();
-  const [key, model] = await findModel();
-  options.model = model;
-  say(find("model"), model);
+  const [key, cards] = await findModels();
+  const choose = (into, { id, max_model_len: longest }) => Object.assign(into, { model: id, longest });
+  const models = new Models(cards, (card) => lanes.forEach((lane) => choose(lane.options, card)));
+  choose(options, models.chosen);
   const url = new URL("v1/responses", base);
   url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
   connection = new Connection(url.href, key);

@@ -1,35 +1,19 @@
-// What an answer is asked with, lane by lane, and the panel where it is changed.
+// The panel where it is changed what a lane asks with.
 
+import { wrongJson } from "./options.js";
 import { PARAMETERS } from "./parameters.js"; // made by the server from its table of sampling parameters
-import { element, recall, remember } from "./view/dom.js";
+import { element, quiet } from "./view/dom.js";
 
-const FIELDS = [{ name: "instructions", label: "Instructions", kind: "text" }, ...PARAMETERS];
-const STORED = "triolet.options";
-
-export class Options {
-  constructor(values = {}) {
-    this.values = values; // only what was changed: the rest is the model's own wish
-    this.model = null;
-  }
-
-  static stored() {
-    return new Options(recall(STORED) ?? {});
-  }
-
-  store() {
-    remember(STORED, this.values);
-  }
-
-  copy() {
-    const copy = new Options({ ...this.values });
-    copy.model = this.model;
-    return copy;
-  }
-
-  fields() {
-    return { ...this.values };
-  }
-}
+const FORMATS = [["", "text"], ["json_object", "JSON"], ["json_schema", "JSON of a schema"]];
+const FIELDS = [
+  { name: "instructions", label: "System prompt", kind: "text" },
+  ...PARAMETERS,
+  { name: "format", label: "Form of the answer", kind: "choice", choices: FORMATS },
+  { name: "schema", label: "JSON schema", kind: "json", of: "object", isShown: (values) => values.format === "json_schema" },
+  { name: "tools", label: "Tools, as JSON", kind: "json", of: "list" },
+  { name: "probabilities", label: "Token probabilities", kind: "switch" },
+];
+const TYPES = { range: "range", number: "number", line: "text", switch: "checkbox" };
 
 export class Settings {
   #lanes;
@@ -44,58 +28,91 @@ export class Settings {
   show() {
     const lanes = this.#lanes();
     this.#shown = Math.min(this.#shown, lanes.length - 1);
-    const options = lanes[this.#shown].options;
+    const { options } = lanes[this.#shown];
     const title = element("h2", { textContent: "Parameters" });
-    const reset = element("button", { type: "button", className: "quiet", textContent: "The model's own" });
-    reset.onclick = () => {
+    const reset = quiet("The model's own", () => {
       options.values = {};
       options.store();
       this.show();
-    };
-    this.panel.replaceChildren(title, ...this.#tabs(lanes), ...FIELDS.map((field) => this.#field(field, options)), reset);
+    });
+    const fields = FIELDS.map((field) => new Field(field, options, () => this.#showOrHide(fields)));
+    this.#showOrHide(fields);
+    this.panel.replaceChildren(title, ...this.#tabs(lanes), ...fields.map(({ root }) => root), reset);
+  }
+
+  #showOrHide(fields) {
+    for (const { root, field, options } of fields) root.hidden = field.isShown ? !field.isShown(options.values) : false;
   }
 
   #tabs(lanes) {
     if (lanes.length < 2) return [];
     const tabs = element("div", { className: "tabs" });
     lanes.forEach((lane, index) => {
-      const tab = element("button", { type: "button", className: "quiet", textContent: `Lane ${lane.name.toUpperCase()}` });
-      tab.setAttribute("aria-pressed", index === this.#shown);
-      tab.onclick = () => {
+      const tab = quiet(`Lane ${lane.name.toUpperCase()}`, () => {
         this.#shown = index;
         this.show();
-      };
+      });
+      tab.setAttribute("aria-pressed", index === this.#shown);
       tabs.append(tab);
     });
     return [tabs];
   }
-
-  #field(field, options) {
-    const value = options.values[field.name];
-    const output = element("output", { textContent: shown(field, value) });
-    const input = element(field.kind === "text" ? "textarea" : "input", { name: field.name });
-    if (field.kind === "text" || field.kind === "line") input.dir = "auto";
-    if (field.kind === "text") input.rows = 3;
-    else input.type = { range: "range", number: "number", line: "text" }[field.kind];
-    for (const name of ["min", "max", "step"]) if (name in field) input[name] = field[name];
-    input.value = value ?? (field.kind === "range" ? "1" : "");
-    input.oninput = () => {
-      const isRight = input.validity.valid;
-      input.classList.toggle("wrong", !isRight);
-      if (!isRight) return;
-      if (input.value === "") delete options.values[field.name];
-      else options.values[field.name] = field.kind === "text" || field.kind === "line" ? input.value : Number(input.value);
-      output.textContent = shown(field, options.values[field.name]);
-      options.store();
-    };
-    const label = element("label", { className: field.kind === "text" ? "wide" : "" });
-    const head = element("span", {}, element("span", { textContent: field.label }), output);
-    label.append(head, input);
-    return label;
-  }
 }
 
-function shown(field, value) {
-  if (field.kind !== "range") return "";
-  return value === undefined ? "default" : value.toFixed(2);
+class Field {
+  constructor(field, options, onChange) {
+    Object.assign(this, { field, options, onChange });
+    this.output = element("output");
+    this.input = this.#input();
+    this.wrong = element("small", { className: "why" });
+    this.wrong.setAttribute("role", "status");
+    const isWide = ["text", "json"].includes(field.kind);
+    const head = element("span", {}, element("span", { textContent: field.label }), this.output);
+    this.root = element("label", { className: `${isWide ? "wide " : ""}of-${field.kind}`, title: field.help ?? "" }, head, this.input, this.wrong);
+    this.#showValue();
+  }
+
+  #input() {
+    const { field } = this;
+    const value = this.options.values[field.name];
+    const isText = ["text", "json"].includes(field.kind);
+    const input = element(isText ? "textarea" : field.kind === "choice" ? "select" : "input", { name: field.name });
+    if (["text", "line"].includes(field.kind)) input.dir = "auto";
+    if (isText) Object.assign(input, { rows: 3, spellcheck: field.kind === "text" });
+    if (TYPES[field.kind]) input.type = TYPES[field.kind];
+    for (const [name, text] of field.choices ?? []) input.append(element("option", { value: name, textContent: text }));
+    for (const name of ["min", "max", "step"]) if (name in field) input[name] = field[name];
+    if (field.kind === "switch") input.checked = value === true;
+    else input.value = value ?? (field.kind === "range" ? field.default : "");
+    input.oninput = () => this.#change();
+    return input;
+  }
+
+  #change() {
+    const { field, input, options } = this;
+    const why = field.kind === "json" ? wrongJson(input.value, field.of) : "";
+    const isRight = input.validity.valid && !why;
+    input.classList.toggle("wrong", !isRight);
+    input.setAttribute("aria-invalid", !isRight);
+    this.wrong.textContent = why;
+    if (!isRight) return;
+    const value = this.#value();
+    if (value === undefined) delete options.values[field.name];
+    else options.values[field.name] = value;
+    options.store();
+    this.#showValue();
+    this.onChange();
+  }
+
+  #value() {
+    const { kind } = this.field;
+    if (kind === "switch") return this.input.checked || undefined;
+    if (!this.input.value.trim()) return undefined;
+    return kind === "range" || kind === "number" ? Number(this.input.value) : this.input.value;
+  }
+
+  #showValue() {
+    if (this.field.kind !== "range") return;
+    this.output.textContent = this.options.values[this.field.name]?.toFixed(2) ?? "default";
+  }
 }

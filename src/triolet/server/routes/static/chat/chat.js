@@ -76,7 +76,9 @@ function turnOf(record, known) {
   const id = typeof record.id === "string" ? record.id : null;
   const usage = Number.isFinite(record.usage?.output_tokens) && Number.isFinite(record.usage.input_tokens) ? record.usage : null;
   const state = record.state === "active" ? "stopped" : record.state;
-  return Turn.of({ key, asked, text, thought, message, calls, outputs, id, usage, state, first: number(record.first), ended: number(record.ended) }, known.get(record.parent));
+  const isJson = record.isJson === true;
+  const model = typeof record.model === "string" ? record.model : null;
+  return Turn.of({ key, isJson, model, asked, text, thought, message, calls, outputs, id, usage, state, first: number(record.first), ended: number(record.ended) }, known.get(record.parent));
 }
 
 function only(record, what, names) {

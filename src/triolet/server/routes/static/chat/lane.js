@@ -44,6 +44,8 @@ export class Lane {
 
   #begin(turn) {
     if (this.active) return;
+    turn.isJson = this.options.isJson;
+    turn.model = this.options.model;
     this.chat.add(turn);
     this.turns = this.chat.wayTo(turn);
     this.#ask(turn);
@@ -56,7 +58,7 @@ export class Lane {
     const isWhole = turn.isWhole || !before;
     const heard = isWhole ? this.turns.slice(0, -1).filter((one) => one.output.length) : this.turns.slice(this.turns.indexOf(before) + 1, -1).filter((one) => one.output.length);
     const input = [...heard.flatMap((one) => [...one.input, ...one.output]), ...turn.input];
-    this.#create({ input, previous_response_id: isWhole ? null : before.id });
+    this.#create({ model: turn.model, input, previous_response_id: isWhole ? null : before.id });
   }
 
   stop() {
@@ -95,10 +97,19 @@ export class Lane {
       case "response.output_text.delta":
         turn.first ??= performance.now();
         turn.text += event.delta;
+        turn.tokens.push(...(event.logprobs ?? []));
         break;
       case "response.reasoning_text.delta":
         turn.first ??= performance.now();
         turn.thought += event.delta;
+        break;
+      case "response.output_item.added":
+      case "response.output_item.done":
+        this.#hearCall(turn, event);
+        break;
+      case "response.function_call_arguments.delta":
+        turn.first ??= performance.now();
+        turn.calls.at(-1).arguments += event.delta;
         break;
       case "response.completed":
       case "response.incomplete":
@@ -108,6 +119,13 @@ export class Lane {
     }
     this.#isResuming = false;
     this.#onChange(this);
+  }
+
+  #hearCall(turn, { type, item }) {
+    if (item.type !== "function_call") return;
+    const { call_id, name, arguments: text } = item;
+    if (type.endsWith("added")) turn.calls = [...turn.calls, { call_id, name, arguments: text ?? "" }];
+    else turn.calls = [...turn.calls.slice(0, -1), { call_id, name, arguments: text }];
   }
 
   #waits(turn, event) {
@@ -123,12 +141,16 @@ export class Lane {
     if (response.status === "failed") {
       turn.state = "failed";
       turn.message = response.error?.message ?? "It failed.";
-      turn.code = response.error?.code ?? "";
+      turn.isFull = response.error?.code === "context_length_exceeded";
       return;
     }
     if (response.status === "completed") turn.state = "done";
     else turn.state = response.status === "cancelled" ? "stopped" : "cut";
     turn.message = { stopped: "stopped", cut: "cut at the limit" }[turn.state] ?? "";
+    if (turn.state === "cut" && response.usage && response.usage.input_tokens + response.usage.output_tokens >= (this.options.longest ?? Infinity)) {
+      turn.isFull = true;
+      turn.message = "cut: the context is full";
+    }
   }
 
   #refused(turn, error) {
@@ -141,13 +163,13 @@ export class Lane {
     turn.ended = performance.now();
     turn.state = "failed";
     turn.message = this.#isResuming ? "The connection was lost." : error.message;
-    turn.code = error.code ?? "";
+    turn.isFull = error.code === "context_length_exceeded";
     this.#isResuming = false;
     this.#onChange(this);
   }
 
   #create(fields) {
-    this.#send({ type: "response.create", model: this.options.model, resumable: true, triolet_events: true, truncation: "auto", ...this.options.fields(), ...fields });
+    this.#send({ type: "response.create", resumable: true, triolet_events: true, truncation: "auto", ...this.options.fields(), ...fields });
   }
 
   #send(event) {

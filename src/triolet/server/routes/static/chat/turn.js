@@ -7,9 +7,12 @@ export class Turn {
   text = "";
   thought = "";
   calls = []; // of tools: {call_id, name, arguments}
+  tokens = []; // with their probabilities, if they were asked for
+  isJson = false; // structured output was asked for
+  model = null;
   state = "active";
   message = "";
-  code = ""; // of the error
+  isFull = false; // the context has no room
   id = null; // of the response
   last = -1; // the latest sequence number
   began = performance.now();
@@ -51,10 +54,10 @@ export class Turn {
 
   // What is kept of it; times count from the question.
   record() {
-    const { key, asked, outputs, text, thought, calls, message, id, usage } = this;
+    const { key, asked, outputs, text, thought, calls, isJson, model, message, id, usage } = this;
     const since = (time) => time && time - this.began;
     const state = this.state === "active" ? "stopped" : this.state;
-    return { key, parent: this.parent?.key ?? null, asked, outputs, text, thought, calls, state, message, id, usage, first: since(this.first), ended: since(this.ended) };
+    return { key, parent: this.parent?.key ?? null, asked, outputs, text, thought, calls, isJson, model, state, message, id, usage, first: since(this.first), ended: since(this.ended) };
   }
 
   // `record` has been checked.

@@ -38,7 +38,7 @@ export class LaneView {
       if (box.children[index] !== root) box.insertBefore(root, box.children[index] ?? null);
     });
     while (box.children.length > rows.length) box.lastChild.remove();
-    for (const row of rows) row.show(lane.chat.beside(row.turn), !lane.active, this.acts.isAlone());
+    for (const row of rows) row.show({ beside: lane.chat.beside(row.turn), isIdle: !lane.active, isAlone: this.acts.isAlone(), isLast: row.turn === lane.turns.at(-1) });
     this.#showHead();
     box.setAttribute("aria-busy", lane.active !== null);
     if (isAtEnd || lane.active?.last === -1) box.scrollTop = box.scrollHeight;
@@ -51,6 +51,8 @@ export class LaneView {
       const acts = {
         fork: () => this.acts.fork(lane, lane.turns.indexOf(turn) + 1),
         askAgain: (one, text) => lane.askAgain(one, text),
+        answer: (outputs) => lane.ask("", outputs),
+        leave: () => this.acts.leave(turn),
         choose: (one) => lane.choose(one),
       };
       this.#rows.set(turn, new TurnView(turn, acts));
@@ -61,9 +63,8 @@ export class LaneView {
   #showHead() {
     this.head.hidden = this.acts.isAlone();
     const { name, options } = this.lane;
-    const values = Object.entries(options.values).filter(([one]) => one !== "instructions");
     const close = quiet("close", () => this.acts.close(this.lane), `Close lane ${name.toUpperCase()}`);
-    const facts = element("span", {}, ...values.flatMap(([one, value], at) => [at ? " · " : "", `${one.replaceAll("_", " ")} `, element("bdi", { textContent: value })]));
+    const facts = element("span", {}, ...options.summary.flatMap(([one, value], at) => [at ? " · " : "", `${one} `, element("bdi", { textContent: value })]));
     this.head.replaceChildren(element("b", { textContent: name.toUpperCase() }), facts, close);
   }
 }

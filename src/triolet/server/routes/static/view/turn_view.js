@@ -2,41 +2,56 @@
 
 import { copyText } from "../text/code.js";
 import { Flow, write } from "../text/flow.js";
+import { CallsView, pretty } from "./calls.js";
 import { element, quiet } from "./dom.js";
+import { TokensView } from "./tokens.js";
 
 export class TurnView {
   #editor = null;
 
-  // `acts` has what its buttons do: fork(turn), askAgain(turn, text), choose(turn).
+  // `acts` has what its buttons do: fork(turn), askAgain(turn, text), choose(turn), answer(outputs), leave().
   constructor(turn, acts) {
     this.turn = turn;
     this.acts = acts;
     // Text of a model may be of either direction, or hold characters that turn it round: `dir` keeps that to the element.
     this.asked = element("div", { className: "asked", dir: "auto" });
-    this.thought = element("div", { className: "thought", dir: "auto", hidden: true });
+    this.thought = element("div", { className: "thought", dir: "auto" });
+    this.thinks = element("summary");
+    this.folded = element("details", { hidden: true }, this.thinks, this.thought);
     this.answer = element("div", { className: "answer", dir: "auto" });
     this.flow = new Flow(this.answer);
+    this.tokens = new TokensView();
+    this.calls = new CallsView(acts.answer);
     this.facts = element("span");
     this.state = element("span", { className: "state", dir: "auto" });
     this.waits = element("div", { className: "waits", hidden: true });
     this.branches = element("span", { className: "branches", hidden: true });
+    this.leave = quiet("New chat with this question", acts.leave);
+    this.probabilities = quiet("tokens", () => this.#turnTokens(), "Token probabilities");
     this.copy = quiet("copy", () => this.#copy(), "Copy the answer");
     this.edit = quiet("edit", () => this.#edit(), "Edit the question");
     this.again = quiet("regenerate", () => acts.askAgain(turn), "Regenerate the answer");
     this.fork = quiet("fork from here", () => acts.fork(turn));
-    this.buttons = element("span", { className: "buttons", hidden: true }, this.copy, this.edit, this.again, this.fork);
-    const foot = element("div", { className: "facts" }, this.branches, this.state, this.facts, this.buttons);
-    this.root = element("article", { className: "turn" }, this.asked, this.thought, this.answer, this.waits, foot);
+    this.buttons = element("span", { className: "buttons", hidden: true }, this.probabilities, this.copy, this.edit, this.again, this.fork);
+    const foot = element("div", { className: "facts" }, this.branches, this.state, this.leave, this.facts, this.buttons);
+    this.root = element("article", { className: "turn" }, this.asked, this.folded, this.answer, this.tokens.root, this.calls.root, this.waits, foot);
   }
 
-  // `beside` are the turns of the other branches and this one; `isIdle`: nothing streams in the lane.
-  show(beside, isIdle, isAlone) {
+  // `beside` are the turns of the other branches and this one; `isIdle`: nothing streams in the lane; `isAlone`: there is
+  // one lane; `isLast`: nothing follows.
+  show({ beside, isIdle, isAlone, isLast }) {
     const turn = this.turn;
     this.root.dataset.state = turn.state;
-    say(this.asked, turn.asked);
+    const isActive = turn.state === "active";
+    say(this.asked, turn.outputs.length ? turn.outputs.map(({ output }) => output).join("\n") : turn.asked);
+    this.asked.classList.toggle("of-tool", turn.outputs.length > 0);
     say(this.thought, turn.thought);
-    this.thought.hidden = !turn.thought;
-    this.flow.show(turn.text, turn.state === "active");
+    this.folded.hidden = !turn.thought;
+    say(this.thinks, isActive && !turn.text && !turn.calls.length ? "Thinking…" : "Thoughts");
+    this.flow.show(turn.isJson && turn.text ? fenced(turn.text, isActive) : turn.text, isActive);
+    this.calls.show(turn.calls, isLast && isIdle);
+    this.probabilities.hidden = !turn.tokens.length;
+    this.leave.hidden = isActive || !turn.isFull;
     say(this.waits, turn.waiting);
     this.waits.hidden = !turn.waiting;
     say(this.state, turn.message);
@@ -60,6 +75,14 @@ export class TurnView {
       return button;
     };
     this.branches.replaceChildren(step(-1, "‹", "Previous branch"), `${at + 1}/${beside.length}`, step(1, "›", "Next branch"));
+  }
+
+  #turnTokens() {
+    const isShown = this.tokens.root.hidden;
+    if (isShown) this.tokens.show(this.turn.tokens);
+    this.tokens.root.hidden = !isShown;
+    this.answer.hidden = isShown;
+    this.probabilities.setAttribute("aria-pressed", isShown);
   }
 
   async #copy() {
@@ -97,6 +120,12 @@ export class TurnView {
     this.asked.before(this.#editor);
     area.focus();
   }
+}
+
+// JSON as code, in lines once it is complete. Its own marks cannot end the block: inside of JSON they stand in strings, in
+// one line with a quotation mark before them.
+function fenced(text, isGrowing) {
+  return `~~~json\n${isGrowing ? text : pretty(text)}\n~~~`;
 }
 
 // Text that has only grown is appended: the rest of it stays as it was selected.
