@@ -50,7 +50,9 @@ class _Decodes:
             gathered.view(self.num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2)
             for gathered in step.gather(self.slots)
         )  # each [num_seqs, num_kv_heads, num_keys, head_dim]; a KV head's query heads stand as its queries
-        attended = step.attention(query, k, v, self.mask)
+        # The query heads of a KV head stand as queries.
+        sinks = None if step.sinks is None else step.sinks.view(num_kv_heads, -1, 1)
+        attended = step.attention(query, k, v, self.mask, sinks)
         step.result[self.rows] = attended.reshape(self.num_seqs, -1, head_dim).to(step.result.dtype)
 
 
@@ -78,10 +80,11 @@ class _Chunk:
             gathered.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
             for gathered in step.gather(self.slots)
         )  # each [num_kv_heads, group, num_keys, head_dim]
+        sinks = None if step.sinks is None else step.sinks.view(num_kv_heads, group, 1, 1)
         for tile in self.tiles:
             query = step.query[tile.rows].float().view(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
             attended = step.attention(
-                query, k[:, :, tile.keys], v[:, :, tile.keys], tile.mask, causal=tile.mask is None
+                query, k[:, :, tile.keys], v[:, :, tile.keys], tile.mask, sinks, causal=tile.mask is None
             )  # [num_kv_heads, group, num_queries, head_dim]
             step.result[tile.rows].view(-1, num_kv_heads, group, head_dim).copy_(attended.permute(2, 0, 1, 3))
 
@@ -131,14 +134,21 @@ class GatherPlan:
 
 
 def gathered_attention(
-    query: Tensor, keys: Tensor, values: Tensor, plan: GatherPlan, *, scale: float, soft_cap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: GatherPlan,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` by gathering, with the plan in place of the metadata; on the CPU."""
     if query.device.type != "cpu":
         raise KernelShapeError("device", query=query.device, gathered_attention="cpu")
     allocate = torch.empty if plan.num_rows == len(query) else torch.zeros
     result = allocate(query.shape, dtype=query.dtype)
-    step = _Step(query, keys.flatten(0, 1), values.flatten(0, 1), result, plan, scale, soft_cap)
+    step = _Step(query, keys.flatten(0, 1), values.flatten(0, 1), result, plan, scale, soft_cap, sinks)
     for part in plan.parts:
         part.attend(step)
     return result
@@ -155,6 +165,7 @@ class _Step:
     plan: GatherPlan  # holds the scratch memory
     scale: float  # factor of the scores
     soft_cap: float | None  # bound of the scores, or None
+    sinks: Tensor | None  # [num_heads] float32, or None
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the keys and values in `slots`, each [num_slots, num_kv_heads, head_dim] float32.
@@ -175,19 +186,33 @@ class _Step:
         return gathered[0], gathered[1]
 
     def attention(
-        self, query: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False
+        self,
+        query: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        *,
+        causal: bool = False,
     ) -> Tensor:
-        # dense, over the last two dimensions, [..., num_queries, head_dim]
-        if self.soft_cap is None:
+        # dense, over the last two dimensions, [..., num_queries, head_dim]; sinks: [..., num_queries or 1, 1]
+        if self.soft_cap is None and sinks is None:
             return functional.scaled_dot_product_attention(
                 query, k, v, attn_mask=mask, is_causal=causal, scale=self.scale
             )
-        scores = self.soft_cap * torch.tanh(query @ k.transpose(-1, -2) * (self.scale / self.soft_cap))
+        if self.soft_cap is None:
+            scores = query @ k.transpose(-1, -2) * self.scale
+        else:
+            scores = self.soft_cap * torch.tanh(query @ k.transpose(-1, -2) * (self.scale / self.soft_cap))
         if causal:
             mask = _causal_mask(0, k.shape[-2], 0, k.shape[-2], None)
         if mask is not None:
             scores += mask
-        return scores.softmax(dim=-1) @ v
+        if sinks is None:
+            return scores.softmax(dim=-1) @ v
+        largest = torch.maximum(scores.amax(dim=-1, keepdim=True), sinks)
+        weights = (scores - largest).exp_()
+        return weights @ v / (weights.sum(dim=-1, keepdim=True) + (sinks - largest).exp())
 
 
 @attrs.frozen

@@ -31,6 +31,7 @@ def _attention_kernel(
     out_ptr,  # [num_tokens, num_heads, HEAD_DIM]; SPLIT: [num_tokens, num_heads, num_segments, HEAD_DIM] float32
     max_ptr,  # SPLIT only: [num_tokens, num_heads, num_segments] float32, largest score times log2(e)
     sum_ptr,  # SPLIT only: like max_ptr, sum of 2 ** (score - max)
+    sinks_ptr,  # HAS_SINKS only: [num_heads] float32
     block_tables_ptr,  # [num_seqs, max_blocks]
     seq_lens_ptr,  # [num_seqs]
     cu_query_lens_ptr,  # [num_seqs + 1]
@@ -39,7 +40,7 @@ def _attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     DECODES_ONLY: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One tile of a sequence's queries, under all query heads of one KV head, over one segment of its keys."""
     LOG2_E: tl.constexpr = 1.4426950408889634
@@ -101,6 +102,10 @@ def _attention_kernel(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     accumulated = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    if HAS_SINKS:  # as a key whose value is zero; of several segments the first one has it
+        sink = tl.load(sinks_ptr + row_head, mask=row_live, other=0.0) * LOG2_E
+        largest = tl.where(segment == 0, sink, largest)
+        total = tl.where(segment == 0, 1.0, total)
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
         key_live = key < end
@@ -176,6 +181,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from each of this step's tokens to its own sequence's past and itself.
 
@@ -190,6 +196,8 @@ def paged_attention(
         scale: factor of the scores, usually head_dim ** -0.5.
         sliding_window: keys that a query sees at most, itself among them; None = all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None = they stay.
+        sinks: [num_heads] float32, a further score of each query head that only adds to the softmax's denominator, so
+            that the weights of the keys sum up to less than 1; None = none. It is neither scaled nor capped.
 
     Returns:
         [num_tokens, num_heads, head_dim], dtype of `query`, contiguous; zero in rows that belong to no sequence.
@@ -198,20 +206,30 @@ def paged_attention(
         KernelShapeError: the tensors disagree on head_dim, dtype, device or the numbers of tokens and sequences, or
             num_heads is no multiple of num_kv_heads.
 
-    Source: PagedAttention, arXiv 2309.06180; FlashAttention-2, arXiv 2307.08691; split over keys: Flash-Decoding.
+    Source: PagedAttention, arXiv 2309.06180; FlashAttention-2, arXiv 2307.08691; split over keys: Flash-Decoding;
+        sinks: arXiv 2309.17453, learned as in gpt-oss, arXiv 2508.10925.
         Moves 2 * query.nbytes and each sequence's keys and values, once per tile of queries.
     """
     metadata.check(query, keys, values)
     if query.is_cuda:
         return paged_attention_triton(
-            query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+            query,
+            keys,
+            values,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            sinks=sinks,
         )
-    if (cpp := library()) is not None and query.dtype in DTYPES and query.device.type == "cpu":
+    # The compiled kernels do not know sinks.
+    is_known = sinks is None and query.dtype in DTYPES and query.device.type == "cpu"
+    if is_known and (cpp := library()) is not None:
         return paged_attention_cpp(
             cpp, query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
         )
     plan = metadata.gather_plan(keys.shape[1], sliding_window)
-    return gathered_attention(query, keys, values, plan, scale=scale, soft_cap=soft_cap)
+    return gathered_attention(query, keys, values, plan, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
 def paged_attention_triton(
@@ -223,6 +241,7 @@ def paged_attention_triton(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     segment_tokens: int | None = None,
 ) -> Tensor:
     """`paged_attention` in Triton, without its checks.
@@ -245,13 +264,14 @@ def paged_attention_triton(
         partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=query.device)
         largest, total = torch.empty(2, *rows, dtype=torch.float32, device=query.device)
     _attention_kernel[tiling.num_tiles, keys.shape[2], tiling.num_segments](
-        query, keys, values, partial, largest, total,
+        query, keys, values, partial, largest, total, query if sinks is None else sinks,
         metadata.block_tables, metadata.seq_lens, metadata.cu_query_lens,
         len(metadata.query_lens_host), tiling.segment_tokens, scale, soft_cap or 0.0, sliding_window or 0,
         query.stride(0), query.stride(1), metadata.block_tables.stride(0),
         GROUP=num_heads // keys.shape[2], HEAD_DIM=head_dim, PADDED_DIM=tiling.padded_dim, BLOCK_SIZE=keys.shape[1],
         ROWS=tiling.rows, QUERIES=tiling.queries, KEYS=tiling.keys, DECODES_ONLY=tiling.decodes_only,
         HAS_WINDOW=sliding_window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLIT=split, WIDEN=INTERPRETING,
+        HAS_SINKS=sinks is not None,
         num_warps=4 if tiling.rows <= 64 else 8, num_stages=2,
     )  # fmt: skip
     if split:
@@ -329,6 +349,7 @@ def paged_attention_reference(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` in torch, a sequence at a time, computed in float32."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -351,7 +372,10 @@ def paged_attention_reference(
         hidden = key_position > position
         if sliding_window is not None:
             hidden |= key_position <= position - sliding_window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, query_len, 1)), dim=-1)
+        weights = scores.softmax(dim=-1)[..., :seq_len]
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(query.dtype)
         start += query_len
     return out

@@ -118,7 +118,13 @@ class PagedCase:
             scale=head_dim**-0.5,
         )
 
-    def truth(self, *, sliding_window: int | None = None, soft_cap: float | None = None) -> Tensor:
+    def truth(
+        self,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """[num_tokens, num_heads, head_dim] float64, one query and one head at a time, zero in padding rows."""
         out = torch.zeros(self.query.shape, dtype=torch.float64)
         group = self.query.shape[1] // self.keys.shape[2]
@@ -133,6 +139,9 @@ class PagedCase:
                     scores = self.scale * (k[first : position + 1, head // group].double() @ query)
                     if soft_cap is not None:
                         scores = soft_cap * torch.tanh(scores / soft_cap)
-                    out[row, head] = scores.softmax(0) @ v[first : position + 1, head // group].double()
+                    weights = scores.softmax(0)
+                    if sinks is not None:  # one more score, of a value of zero
+                        weights = torch.cat((scores, sinks[head : head + 1].double())).softmax(0)[:-1]
+                    out[row, head] = weights @ v[first : position + 1, head // group].double()
                 row += 1
         return out

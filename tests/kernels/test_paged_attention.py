@@ -46,6 +46,22 @@ def test_every_row_is_plain_attention_over_its_own_past(
 
 
 @pytest.mark.parametrize("attend", [run, run_reference])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (3, 1), (6, 2)])
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 16, "soft_cap": 2.0}], ids=["plain", "window-and-cap"]
+)
+def test_a_sink_is_one_more_score_of_its_head_without_a_value(
+    attend: Any, num_heads: int, num_kv_heads: int, options: dict[str, Any]
+) -> None:
+    case = PagedCase.make(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, num_padding_rows=3)
+    # far below and far above all scores, too: nothing is lost to it, or nearly everything
+    sinks = torch.cat((torch.tensor([-100.0, 100.0]), torch.randn(num_heads)))[:num_heads]
+    torch.testing.assert_close(
+        attend(case, sinks=sinks, **options).double(), case.truth(sinks=sinks, **options), **EXACT
+    )
+
+
+@pytest.mark.parametrize("attend", [run, run_reference])
 @pytest.mark.parametrize("sliding_window", [1, 2, 15, 16, 17, 64, 1000])
 def test_a_window_shows_as_many_keys_as_it_is_wide(attend: Any, sliding_window: int) -> None:
     case = PagedCase.make([(1, 16), (1, 17), (33, 48), (20, 20)])

@@ -54,6 +54,17 @@ def test_block_sizes_agree_at_the_edges_of_a_block(target: Target, block_size: i
 
 @on_every_triton_target
 @pytest.mark.parametrize("segment_tokens", [None, 64])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 65, "soft_cap": 2.0}], ids=["plain", "window"])
+def test_sinks_agree_split_or_not(
+    target: Target, options: dict[str, Any], segment_tokens: int | None
+) -> None:
+    case = PagedCase.make([*MIXED, (1, 200)], num_heads=6, num_kv_heads=2, num_padding_rows=1, target=target)
+    sinks = torch.tensor([-100.0, 100.0, 0.0, 2.0, -1.0, 0.5], device=target.device)
+    agrees_with_reference(case, target, sinks=sinks, segment_tokens=segment_tokens, **options)
+
+
+@on_every_triton_target
+@pytest.mark.parametrize("segment_tokens", [None, 64])
 @pytest.mark.parametrize("sliding_window", [1, 16, 65])
 def test_windows_agree_split_or_not(target: Target, sliding_window: int, segment_tokens: int | None) -> None:
     case = PagedCase.make([(1, 200), (40, 130), (1, 3)], target=target)

@@ -104,7 +104,7 @@ def compile_for(arch, kernel, dtype, **constants):
 KERNELS = """
 attention = dict(GROUP=4, BLOCK_SIZE=16, WIDEN=False)
 compile_for(80, paged_attention._attention_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, ROWS=16, QUERIES=4, KEYS=64,
-            DECODES_ONLY=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, **attention)
+            DECODES_ONLY=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, HAS_SINKS=True, **attention)
 compile_for(90, paged_attention._reduce_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, PADDED_SEGMENTS=64)
 compile_for(90, kv_write._kv_write_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128)
 for flags in ((False, True), (True, False)):
@@ -117,9 +117,9 @@ compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64)
 LARGEST = """
 attention = dict(GROUP=4, BLOCK_SIZE=16, WIDEN=False)
 compile_for(90, paged_attention._attention_kernel, "bf16", HEAD_DIM=128, PADDED_DIM=128, ROWS=64, QUERIES=16, KEYS=64,
-            DECODES_ONLY=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, **attention)
+            DECODES_ONLY=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, HAS_SINKS=False, **attention)
 compile_for(90, paged_attention._attention_kernel, "fp32", HEAD_DIM=256, PADDED_DIM=256, ROWS=32, QUERIES=8, KEYS=16,
-            DECODES_ONLY=False, HAS_WINDOW=True, HAS_SOFT_CAP=True, SPLIT=True, **attention)
+            DECODES_ONLY=False, HAS_WINDOW=True, HAS_SOFT_CAP=True, SPLIT=True, HAS_SINKS=True, **attention)
 """
 
 

@@ -129,11 +129,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3MoeConfig",
         {**_SIZES, **_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]},
     ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **_SIZES,
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "rope_parameters": {**_YARN_ROPE, "truncate": False},
+            "swiglu_limit": 0.8,  # so low that it matters
+        },
+    ),
 }
 
 # One of each kind, for tests that need not see every variant.
 NATIVE_FAMILIES = (
     "llama", "smollm", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3-moe",
+    "gpt-oss",
 )  # fmt: skip
 
 

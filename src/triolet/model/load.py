@@ -55,6 +55,7 @@ from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
 from triolet.model.pooling import DEEP_HEAD, Pooler, load_pooler
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
+from triolet.model.quantized.stacked_experts import StackedExperts, open_stacked_experts
 
 if TYPE_CHECKING:
     from triolet.kernels.cpu.gemm.lora import CppAdapter
@@ -162,8 +163,10 @@ def load_model(
         _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
         stored = Checkpoint.open(folder)
         checkpoint: WeightSource = stored
-        quantized: QuantizedCheckpoint | None = None
-        if config.get("quantization_config"):
+        quantized: QuantizedCheckpoint | StackedExperts | None = None
+        if parsed.names.stacked_experts:
+            checkpoint = quantized = open_stacked_experts(stored, config, folder)
+        elif config.get("quantization_config"):
             checkpoint = quantized = open_quantized(stored, config, folder)
         if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
             parsed, generates = _without_head(parsed), False
@@ -178,7 +181,7 @@ def load_model(
             adapter_limits,
             _CacheFolder(weights_cache, [*folder.glob("*.safetensors"), folder / "config.json"]),
         )
-        if quantized is not None:
+        if quantized is not None and quantized.num_quantized:
             _logger.info(
                 "of the %d quantised weights of %s, %d are kept; the others are converted to %s",
                 quantized.num_quantized,

@@ -49,6 +49,10 @@ def write_quantized(
     if not is_native(architecture):
         raise UnsupportedModel(f"{folder}: {architecture} has no native decoder, so it cannot be quantised")
     parsed = parse_decoder_config(config, folder)
+    if parsed.names.stacked_experts:
+        raise UnsupportedModel(
+            f"{folder}: {architecture} stacks its experts, which none of the formats that are written can express"
+        )
     stored = Checkpoint.open(folder)
     source: WeightSource = stored
     if config.get("quantization_config"):

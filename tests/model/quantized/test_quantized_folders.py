@@ -37,6 +37,7 @@ from triolet.model.load import load_model
 from triolet.model.quantized import formats
 from triolet.model.quantized.checkpoint import open_quantized
 from triolet.model.quantized.dequantize import unpack
+from triolet.model.quantized.stacked_experts import MXFP4
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
@@ -183,14 +184,14 @@ def test_the_documentation_says_of_which_formats_some_are_kept() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\| ([^|]*) \|[^|]*\|$", text, re.MULTILINE)
     told = {method: what for method, what in rows if method != "quant_method"}  # but for the headings
     kept = {method for method, what in told.items() if what != "nothing"}
-    assert told.keys() == formats.FORMATS.keys()
+    assert told.keys() == {*formats.FORMATS, MXFP4}
     assert kept == {FORMATS[name][1]["quant_method"] for name in KEPT}
 
 
 def test_the_documentation_lists_the_formats_that_are_read() -> None:
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     section = page.partition("## Quantised folders")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE) == list(formats.FORMATS)
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE) == [*formats.FORMATS, MXFP4]
 
 
 # ---------------------------------------------------------------------------------------------- bad input

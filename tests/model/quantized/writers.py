@@ -198,6 +198,36 @@ def bnb_8bit(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
     return tensors, weight
 
 
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+
+
+def write_mxfp4_folders(plain: Path, quantized: Path, *, seed: int = 0) -> None:
+    """Replace the experts of a gpt-oss folder by random ones: in MXFP4 in `quantized`, and plain in `plain`."""
+    dice = np.random.default_rng(seed)
+    shutil.copytree(plain, quantized)
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        num_experts, num_in, num_out = tensor.shape
+        q = dice.integers(0, 16, (num_experts, num_out, num_in))
+        exponents = dice.integers(122, 126, (num_experts, num_out, num_in // 32))
+        scale = np.exp2(exponents.astype(np.float32) - 127)
+        weight = _E2M1[q] * np.repeat(scale, 32, axis=2)
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(weight.transpose(0, 2, 1)))
+        packed_bytes = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
+        stored[f"{name}_blocks"] = torch.from_numpy(packed_bytes.reshape(num_experts, num_out, -1, 16))
+        stored[f"{name}_scales"] = torch.from_numpy(exponents.astype(np.uint8))
+        del stored[name]
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, quantized / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] = MXFP4
+    (quantized / "config.json").write_text(json.dumps(config))
+
+
 def write_folders(
     plain: Path, quantized: Path, writer: Writer, section: dict[str, Any], *, seed: int = 0
 ) -> None:

@@ -43,9 +43,13 @@ class TensorNames:
     mlp_in: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     mlp_out: str = "mlp.down_proj"
     post_mlp_norm: str = ""  # norm of the feed-forward's output, before it is added (Gemma 2 and 3)
+    sinks: str = ""  # whole name of the attention's sinks; empty if it has none (gpt-oss)
     router: str = "mlp.gate"
     expert_in: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_out: str = "mlp.experts.{expert}.down_proj"
+    # A checkpoint's experts are stacked, and their gate and up rows interleaved (gpt-oss); they are read as `expert_in`
+    # and `expert_out` name them.
+    stacked_experts: bool = False
     transposed: bool = False  # linear weights lie as [in, out] (GPT-2's Conv1D)
     # Endings of names that hold no weights, such as masks that old versions stored.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
@@ -61,6 +65,14 @@ class NormConfig:
 
 
 @attrs.frozen(kw_only=True)
+class ClampedGate:
+    """An activation (up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit` and up within +-`limit`."""
+
+    alpha: float
+    limit: float
+
+
+@attrs.frozen(kw_only=True)
 class MoeConfig:
     """A feed-forward block of which each token uses `experts_per_token` of `num_experts`."""
 
@@ -68,6 +80,8 @@ class MoeConfig:
     experts_per_token: int
     intermediate_size: int
     normalize: bool  # the chosen experts' probabilities are scaled to a sum of one
+    router_bias: bool = False
+    gate: ClampedGate | None = None  # what the experts have in place of the model's activation
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ import attrs
 
 from triolet.errors import UnsupportedModel
 from triolet.model.architectures.decoder_config import (
+    ClampedGate,
     DecoderConfig,
     LayerConfig,
     MoeConfig,
@@ -364,6 +365,49 @@ def _qwen3_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
+def _gpt_oss(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    defaults = Defaults(
+        vocab_size=201_088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_hidden_layers=36,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=150_000.0,
+    )
+    parameters = rope_parameters_of(fields)
+    if not parameters.values:
+        scaling = {"factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+        parameters = attrs.evolve(parameters, values={"rope_type": "yarn", **scaling})
+    config = base_config(fields, defaults, max_model_len, parameters)
+    experts = MoeConfig(
+        num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 128)),
+        experts_per_token=fields.integer("num_experts_per_tok", fields.integer("experts_per_token", 4)),
+        intermediate_size=config.intermediate_size,
+        normalize=True,
+        router_bias=True,
+        gate=ClampedGate(
+            alpha=fields.number("swiglu_alpha", 1.702), limit=fields.number("swiglu_limit", 7.0)
+        ),
+    )
+    moe = checked_experts(fields, experts)
+    kinds = layer_types(fields, [(SLIDING, FULL)[index % 2] for index in range(len(config.layers))])
+    window = fields.optional_integer("sliding_window", 128)
+    bias = fields.flag("attention_bias", True)
+    return attrs.evolve(
+        with_layers(
+            config, [{"moe": moe, "sliding_window": window if kind == SLIDING else None} for kind in kinds]
+        ),
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        mlp_bias=True,
+        names=TensorNames(router="mlp.router", sinks="self_attn.sinks", stacked_experts=True),
+    )
+
+
 @attrs.frozen
 class Family:
     """One architecture that the native decoder knows."""
@@ -387,4 +431,5 @@ _FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": Family(_gpt2),
     "MixtralForCausalLM": Family(_mixtral),
     "Qwen3MoeForCausalLM": Family(_qwen3_moe),
+    "GptOssForCausalLM": Family(_gpt_oss),
 }

@@ -140,6 +140,8 @@ def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, in
         planner.vector(ours + "key_norm", theirs + names.key_norm, config.head_dim)
     attention_out = (theirs + names.attention_out,)
     planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
+    if names.sinks:
+        planner.plans[ours + "sinks"] = TensorPlan(((theirs + names.sinks, (config.num_heads,)),))
     if names.post_attention_norm:
         planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
     planner.vector(ours + "mlp_norm", theirs + names.mlp_norm, hidden, bias=config.norm.centered)
@@ -153,9 +155,8 @@ def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours
     if layer.moe is None:
         blocks = [("mlp", names.mlp_in, names.mlp_out, config.intermediate_size)]
     else:
-        planner.linear(
-            ours + "router", (theirs + names.router,), (layer.moe.num_experts,), hidden, bias=False
-        )
+        router, num_experts = (theirs + names.router,), layer.moe.num_experts
+        planner.linear(ours + "router", router, (num_experts,), hidden, bias=layer.moe.router_bias)
         blocks = [
             (
                 f"experts.{expert}",

@@ -7,6 +7,7 @@ apart is in the data: a norm that is absent, a bias that is None, a window, a so
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,13 @@ from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
 from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
-from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, MoeConfig, NormConfig
+from triolet.model.architectures.decoder_config import (
+    ClampedGate,
+    DecoderConfig,
+    LayerConfig,
+    MoeConfig,
+    NormConfig,
+)
 from triolet.model.architectures.rope import Rope, rope_table
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
@@ -133,6 +140,7 @@ class Attention:
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
 
     def __call__(
         self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
@@ -154,6 +162,7 @@ class Attention:
             scale=self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
         return self.out(mixed.flatten(1))
 
@@ -311,6 +320,7 @@ def _build_layer(
     tables: dict[Rope, Tensor],
     adapters: LayerAdapters | None,
 ) -> DecoderLayer:
+    sinks = weights.get(prefix + "sinks")
     attention = Attention(
         qkv=_build_linear(prefix + "qkv", weights, adapters),
         out=_build_linear(prefix + "attention_out", weights, adapters),
@@ -323,6 +333,7 @@ def _build_layer(
         scale=layer.attention_scale,
         sliding_window=layer.sliding_window,
         soft_cap=config.attention_soft_cap,
+        sinks=None if sinks is None else sinks.float(),
     )
     return DecoderLayer(
         attention_norm=_build_norm(config, prefix + "attention_norm", weights),
@@ -347,6 +358,8 @@ def _build_mlp(
         return FeedForward(project_in, project_out, activation)
 
     activation = _activation(config.activation, gated=config.gated)
+    if layer.moe is not None and layer.moe.gate is not None:
+        activation = functools.partial(_clamped_gate, layer.moe.gate)
     if layer.moe is None:
         return block("mlp", adapters)
     experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
@@ -402,11 +415,18 @@ def _activation(name: str, *, gated: bool) -> Activation:
     return _GATED.get(name, activate_and_multiply)
 
 
+def _clamped_gate(config: ClampedGate, gate_up: Tensor) -> Tensor:
+    # [..., 2 * n], gate and up side by side, to [..., n]
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=config.limit)
+    return (up.clamp(-config.limit, config.limit) + 1) * (gate * torch.sigmoid(gate * config.alpha))
+
+
 @attrs.frozen(eq=False)
 class MixtureOfExperts:
     """Mixture of experts: a router picks a few feed-forward blocks for each token; the output is their weighted sum.
 
-    Source: Mixtral of Experts, arXiv 2401.04088; Qwen3 technical report, arXiv 2505.09388.
+    Source: Mixtral of Experts, arXiv 2401.04088; Qwen3 technical report, arXiv 2505.09388; gpt-oss, arXiv 2508.10925.
     """
 
     router: Callable[[Tensor], Tensor]  # [num_tokens, hidden] to [num_tokens, num_experts]

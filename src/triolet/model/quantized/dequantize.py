@@ -16,6 +16,14 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 INT8_MAX = 127.0
 
+MXFP4_BLOCK_BYTES = 16
+"""Bytes of the 32 values that share an exponent."""
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of a 4-bit float by its lower three bits; the fourth is the sign."""
+
+_E8M0_BIAS = 127
+
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """Return the first `count` unsigned integers of each row.
@@ -156,6 +164,27 @@ def bnb_4bit(packed: Tensor, absmax: Tensor, code: Tensor, shape: tuple[int, int
     q = torch.stack((flat >> 4, flat & 15), dim=1).flatten()[: shape[0] * shape[1]]
     scale = absmax.repeat_interleave(block_size)[: q.numel()]
     return (code.to(torch.float32)[q.to(torch.int64)] * scale).view(shape)
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Dequantise a matrix in MXFP4: 4-bit floats, times a power of two for each 32.
+
+    Args:
+        blocks: uint8 [out, num_groups, 16], two values each, the low four bits first.
+        scales: uint8 [out, num_groups], exponents with a bias of 127.
+    Returns:
+        float32 [out, num_groups * 32]; exact but where the exponent leaves float32's range.
+
+    Source: OCP Microscaling Formats Specification 1.0.
+    """
+    # Doubled, and the powers halved: twice the greatest power would be more than float32 has.
+    values = 2.0 * torch.tensor((*E2M1, *(-value for value in E2M1)))
+    # Each byte is looked up at once, both of its values.
+    byte = torch.arange(256)
+    pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)  # [256, 2]
+    powers = torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - _E8M0_BIAS - 1)
+    weight = pairs[blocks.flatten().to(torch.int32)].view(*scales.shape, -1) * powers[..., None]
+    return weight.flatten(1)
 
 
 def bnb_nested_absmax(absmax: Tensor, code: Tensor, nested: Tensor, offset: float, block_size: int) -> Tensor:
