@@ -18,7 +18,6 @@ pause. When the root gives up the engine is dead, and every reader gets the caus
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable
 from functools import partial
 
@@ -27,6 +26,7 @@ from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import detokenizer_actor
 from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.hash_key import hash_key
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
@@ -80,8 +80,7 @@ def build_supervision_tree(
         progress,
         grammars,
         config,
-        # The key of the prefix cache's hashes; see `core.kv_cache.prefix_cache`.
-        secrets.token_bytes(32),
+        hash_key(config),
         halt=executor.halt,
         report=on_step,
     )

@@ -23,7 +23,7 @@ from triolet.cli.slash import COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
-from triolet.core.engine_core import EngineStatistics
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_validation import ApiFamily, SamplingParameter

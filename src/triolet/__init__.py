@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from triolet import errors
 from triolet.config.engine import EngineConfig
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from triolet.core.engine_core import EngineStatistics
 from triolet.core.load_progress import LoadProgress
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
 from triolet.core.output.pooling_outputs import (

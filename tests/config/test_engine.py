@@ -50,6 +50,7 @@ TEXTS = (
     "revision",
     "worker_extension",
     "weights_cache",
+    "kv_store",
     "profile_dir",
     "record",
     "served_model_name",
@@ -73,6 +74,8 @@ MINIMA = {
     "max_loras": 1,
     "max_lora_rank": 1,
     "max_cpu_loras": 1,
+    "kv_store_bytes": 1,
+    "kv_pool_bytes": 0,
     "max_logprobs": -1,
     "max_n": 1,
     "max_stop_strings": 0,
@@ -152,6 +155,9 @@ FIELDS: dict[str, Any] = {
     "lora_dtype": "bfloat16",
     "worker_extension": "package.module:Methods",
     "weights_cache": "packed",
+    "kv_store": "prefixes",
+    "kv_store_bytes": 2**30,
+    "kv_pool_bytes": 2**28,
     "profile_dir": "traces",
     "record": "requests.jsonl",
     "served_model_name": "mine",
@@ -451,6 +457,16 @@ def test_the_model_is_shown_under_its_last_name(
 def test_at_least_the_adapters_of_one_step_are_kept() -> None:
     assert str(refusal(max_loras=4, max_cpu_loras=3)) == "max_cpu_loras must be at least max_loras (4); got 3"
     assert EngineConfig(max_loras=4, max_cpu_loras=4).max_cpu_loras == 4
+
+
+def test_blocks_are_stored_with_a_folder_or_memory_for_them() -> None:
+    assert [
+        EngineConfig(**fields).stores_blocks for fields in ({}, {"kv_store": "x"}, {"kv_pool_bytes": 1})
+    ] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_as_many_adapters_are_kept_as_are_configured() -> None:

@@ -13,12 +13,14 @@ From the seed `REPETITIVE` on a request says mostly what it has said before, so 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
 from triolet.core.step_plan import (
+    BlockLoad,
     PlanRow,
     PooledVectors,
     RowFailure,
@@ -93,9 +95,20 @@ class _Row:
 
 
 class FakeModel:
-    """Executes plans the way a runner does; `cache[block_id][offset]` is a token id."""
+    """Executes plans the way a runner does; `cache[block_id][offset]` is a token id.
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 50, weights: int = 0) -> None:
+    `store` is what a prefix store has, by key; several models, one after the other, may share it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 50,
+        weights: int = 0,
+        store: dict[bytes, list[int]] | None = None,
+    ) -> None:
+        self.store = {} if store is None else store
         # KV that other weights have computed is other KV.
         self.offset = WEIGHTS * weights
         self.cache = [[POISON] * block_size for _ in range(num_blocks)]
@@ -114,12 +127,31 @@ class FakeModel:
             self.rows[planned.row_id].block_table += planned.new_block_ids
         if self.most_tokens is not None and plan.num_tokens > self.most_tokens:
             return StepResult(plan.step_id, (), out_of_memory="planted")
+        for save in plan.saves:
+            content = self.store.setdefault(save.key, [*self.cache[save.block_id]])
+            assert content == self.cache[save.block_id], "a key names one content"
+            assert POISON not in content, "full blocks are saved"
+        num_loaded = {row.row_id: self._load(row, plan.loads) for row in plan.rows}
         for row in plan.rows:
-            self._write(row)
+            self._write(row, num_loaded[row.row_id])
         sampled = [one for planned in plan.rows if planned.sample for one in self._sample(planned)]
-        return StepResult(plan.step_id, tuple(sampled))
+        return StepResult(plan.step_id, tuple(sampled), num_loaded_tokens=sum(num_loaded.values()))
 
-    def _write(self, planned: PlanRow) -> None:
+    def _load(self, planned: PlanRow, loads: Sequence[BlockLoad]) -> int:
+        """Tokens of a row that the store has, copied to its blocks."""
+        mine = [load for load in loads if load.row_id == planned.row_id]
+        first = planned.start // self.block_size
+        table = self.rows[planned.row_id].block_table[first : first + len(mine)]
+        assert [load.block_id for load in mine] == table, (
+            "blocks of a row come in order, from its first token on"
+        )
+        stored = list(itertools.takewhile(lambda load: load.key in self.store, mine))
+        for load in stored:
+            self.cache[load.block_id] = [*self.store[load.key]]
+        assert not mine or planned.start % self.block_size == 0
+        return min(len(stored) * self.block_size, planned.num_tokens - 1)
+
+    def _write(self, planned: PlanRow, num_loaded: int) -> None:
         row = self.rows[planned.row_id]
         tokens = [*row.tokens, *planned.draft_token_ids]
         slot = row.start.adapter_slot
@@ -127,7 +159,7 @@ class FakeModel:
         assert planned.num_tokens > len(planned.draft_token_ids)
         assert planned.mask is None or not planned.draft_token_ids
         assert planned.sample == (planned.start + planned.num_tokens == len(tokens))
-        for position in range(planned.start, planned.start + planned.num_tokens):
+        for position in range(planned.start + num_loaded, planned.start + planned.num_tokens):
             block = self.cache[row.block_table[position // self.block_size]]
             block[position % self.block_size] = tokens[position] + offset
         assert row.num_computed in (None, planned.start), "a step begins where the last one ended"

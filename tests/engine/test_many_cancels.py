@@ -20,7 +20,7 @@ from trio.testing import MockClock
 from tests.actors.harness import STEP_S, VOCAB, FakeExecutor, answer_of, assert_all_blocks_back, fake_engine
 from tests.actors.scene import STATES, State, open_scene
 from triolet import SamplingParams
-from triolet.core.engine_core import EngineStatistics
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan

@@ -108,49 +108,63 @@ TOKEN = [0, ["r", 1, 0, 5, None]]
 @pytest.mark.parametrize(
     ("way", "body"),
     [
-        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]], 1, []]]),  # a field is missing
-        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]], 1, []]]),  # one too many
+        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]], 1, [], [], []]]),  # a field is missing
+        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]], 1, [], [], []]]),  # one too many
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]], 1, []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]], 1, [], [], []]],
         ),  # a float for an int
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]], 1, []]],
+            ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]], 1, [], [], []]],
         ),  # a bool for an int
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]], 1, []]]),  # an int for a bool
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]], 1, []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]], 1, [], [], []]],
+        ),  # an int for a bool
+        (
+            "requests",
+            ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]], 1, [], [], []]],
         ),  # a text among ids
-        ("requests", ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]], 1, []]]),  # a text for bytes
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]], 1, []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]], 1, [], [], []]],
+        ),  # a text for bytes
+        (
+            "requests",
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]], 1, [], [], []]],
         ),  # a text for a drafted id
-        ("requests", ["StepPlan", [7, "", [], [], 1, []]]),  # a text for a list
-        ("requests", ["StepPlan", [7, {}, [], [], 1, []]]),  # a mapping for a list
-        ("requests", ["StepPlan", [7, [], [], [ROW], "1", []]]),  # a text for a number of steps
+        ("requests", ["StepPlan", [7, "", [], [], 1, [], [], []]]),  # a text for a list
+        ("requests", ["StepPlan", [7, {}, [], [], 1, [], [], []]]),  # a mapping for a list
+        ("requests", ["StepPlan", [7, [], [], [ROW], "1", [], [], []]]),  # a text for a number of steps
+        ("requests", ["StepPlan", [7, [], [], [ROW], 1, [], [[1, "key"]], []]]),  # a text for a key
+        ("requests", ["StepPlan", [7, [], [], [ROW], 1, [], [], [[0, b"key"]]]]),  # a load without its block
         ("requests", ["StepPlan", {"step_id": 7}]),
         ("requests", ["StepPlan"]),
-        ("requests", ["StepResult", [7, [], 0.0, None, True]]),
+        ("requests", ["StepResult", [7, [], 0.0, None, True, 0, 0]]),
         ("requests", ["object", []]),
         ("requests", [1, [7, [], [], [], 1]]),
         ("requests", [[], [7, [], [], [], 1]]),
         ("requests", {"StepPlan": [7, [], [], [], 1]}),
         ("requests", []),
         ("requests", None),
-        ("replies", ["StepResult", [7, [[0, ["r", 1, 0, "5", None]]], 0.1, None, True]]),
-        ("replies", ["StepResult", [7, [TOKEN], "0.1", None, True]]),
-        ("replies", ["StepResult", [7, [TOKEN], None, None, True]]),
-        ("replies", ["StepResult", [7, [TOKEN], 1, None, 1]]),  # an int for a bool
-        ("replies", ["StepResult", [7, [TOKEN[1]], 1, None, True]]),  # no tag
-        ("replies", ["StepResult", [7, [[*TOKEN, 1]], 1, None, True]]),  # more than tag and fields
-        ("replies", ["StepResult", [7, [[1, TOKEN[1]]], 1, None, True]]),  # the tag of another variant
-        ("replies", ["StepResult", [7, [[3, TOKEN[1]]], 1, None, True]]),  # a tag of none
-        ("replies", ["StepResult", [7, [[-3, TOKEN[1]]], 1, None, True]]),  # an index from the end for a tag
-        ("replies", ["StepResult", [7, [[False, TOKEN[1]]], 1, None, True]]),  # a bool for a tag
-        ("replies", ["StepResult", [7, [["SampledToken", TOKEN[1]]], 1, None, True]]),  # a name for a tag
+        ("replies", ["StepResult", [7, [[0, ["r", 1, 0, "5", None]]], 0.1, None, True, 0, 0]]),
+        ("replies", ["StepResult", [7, [TOKEN], "0.1", None, True, 0, 0]]),
+        ("replies", ["StepResult", [7, [TOKEN], None, None, True, 0, 0]]),
+        ("replies", ["StepResult", [7, [TOKEN], 1, None, 1, 0, 0]]),  # an int for a bool
+        ("replies", ["StepResult", [7, [TOKEN[1]], 1, None, True, 0, 0]]),  # no tag
+        ("replies", ["StepResult", [7, [[*TOKEN, 1]], 1, None, True, 0, 0]]),  # more than tag and fields
+        ("replies", ["StepResult", [7, [[1, TOKEN[1]]], 1, None, True, 0, 0]]),  # the tag of another variant
+        ("replies", ["StepResult", [7, [[3, TOKEN[1]]], 1, None, True, 0, 0]]),  # a tag of none
+        (
+            "replies",
+            ["StepResult", [7, [[-3, TOKEN[1]]], 1, None, True, 0, 0]],
+        ),  # an index from the end for a tag
+        ("replies", ["StepResult", [7, [[False, TOKEN[1]]], 1, None, True, 0, 0]]),  # a bool for a tag
+        (
+            "replies",
+            ["StepResult", [7, [["SampledToken", TOKEN[1]]], 1, None, True, 0, 0]],
+        ),  # a name for a tag
         ("requests", ["Halt", [1]]),
         ("replies", ["Failure", ["kind", "message", {"got": {}}]]),
         ("replies", ["Failure", ["kind", "message", {"got": [1]}]]),
@@ -164,10 +178,10 @@ def test_what_is_only_similar_to_a_message_is_refused(way: str, body: object) ->
 
 
 def test_the_bodies_of_the_test_above_are_wrong_in_one_place_only() -> None:
-    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1, []]]) == StepPlan(
+    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1, [], [], []]]) == StepPlan(
         7, (), (), (PlanRow(0, 0, 1, (), sample=True),)
     )
-    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], 1, None, True]]) == StepResult(
+    assert unpack(REPLIES, ["StepResult", [7, [TOKEN], 1, None, True, 0, 0]]) == StepResult(
         7, (SampledToken("r", 1, 0, 5),), 1.0
     )
 
@@ -205,7 +219,7 @@ def test_a_log_probability_keeps_its_bits(number: float) -> None:
 @pytest.mark.parametrize("tag", [4, -1, False, "SampledToken", None])
 def test_an_unknown_tag_is_refused_by_name(tag: object) -> None:
     with pytest.raises(FrameError, match="a tag must be a whole number from 0 to 3; got "):
-        unpack(REPLIES, ["StepResult", [7, [[tag, TOKEN[1]]], 1, None, True]])
+        unpack(REPLIES, ["StepResult", [7, [[tag, TOKEN[1]]], 1, None, True, 0, 0]])
 
 
 def test_the_layout_covers_the_order_of_the_variants_that_the_tags_count() -> None:

@@ -24,7 +24,8 @@ from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model import runner as runner_module
 from triolet.model.load import load_model
-from triolet.model.runner import ModelRunner, choose_device, load_runner, longest_sequence
+from triolet.model.memory.kv_cache import longest_sequence
+from triolet.model.runner import ModelRunner, choose_device, load_runner
 from triolet.model.sampling.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling.sampling_row import SamplingRow
 

@@ -67,8 +67,6 @@ WITHOUT_ENGINE = {"admission_rejections"}
 
 # What has no meaning here is left out; a zero would say that it was measured.
 NOT_HERE = {
-    "external_prefix_cache_queries",  # KV stays in its engine
-    "external_prefix_cache_hits",
     "mm_cache_queries",  # there are no images
     "mm_cache_hits",
     "estimated_flops_per_gpu",  # nobody estimates
@@ -146,6 +144,7 @@ async def test_what_is_here_beside_them_is_known() -> None:
         "kv_blocks",
         "requests_received",
         "longest_task_step_seconds",
+        "kv_store_failed_saves",
         "long_task_steps",
         "recording_lost_records",
     }

@@ -15,7 +15,7 @@ import trio
 
 from triolet.bridge.engine_thread import EngineThread
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineStatistics
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo

@@ -7,7 +7,6 @@ drives them. There is no concurrency, supervision or cancellation: these come wi
 from __future__ import annotations
 
 import atexit
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Self, TypeVar, cast
 
 import attrs
 
+from triolet.actors.executors.hash_key import hash_key
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
@@ -35,8 +35,9 @@ from triolet.compat.refusals import (
 )
 from triolet.compat.refusals import request_ids as listed_ids
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineCore, EngineStatistics, OpenOutput
+from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputCollector, ParallelCollector, collector_of
 from triolet.core.output.scoring import Scoring, plan_scoring
@@ -121,7 +122,7 @@ class LLMEngine(EngineOperations):
         self._core = core = EngineCore(Admission.of(config, Journal()))
         core.model.info, core.model.tokenizer = self._facts
         core.is_scheduling = True  # between two calls of `step()` the scheduler is always whole
-        self._limits = SchedulerConfig.of(config, self._info, secrets.token_bytes(32))
+        self._limits = SchedulerConfig.of(config, self._info, hash_key(config))
         core.new_scheduler(self._limits)
         self._grammars = InProcessGrammars(config, core)
         self._adapters = InProcessAdapters(config, self._info.adapters, self._runner)

@@ -332,6 +332,23 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    kv_store: str | None = option(
+        # None: it holds what prompts say, as numbers, and takes disk space
+        "Folder of a prefix store: keys and values of prefixes are written there, and read by later starts and by "
+        "other engines with the same model; made if it is missing.",
+        default=None,
+        rule=text(optional=True),
+    )
+    kv_store_bytes: int = option(
+        "Most bytes of the files in kv_store; the ones that were used least recently make way.",
+        default=16 * 2**30,  # 150,000 tokens of a model with 0.6 billion parameters
+        rule=whole(1),
+    )
+    kv_pool_bytes: int = option(
+        "Memory for keys and values of prefixes beyond the KV cache, bytes; it lasts as long as the model is loaded.",
+        default=0,  # the cache itself takes a share of the memory
+        rule=whole(0),
+    )
     profile_dir: str | None = option(
         # None: a profile slows the steps down, and writes files
         "Folder for the traces of start_profile and stop_profile, which are there only with it; made if it is missing.",
@@ -402,8 +419,13 @@ class EngineConfig(Configuration):
             raise ConfigError("max_cpu_loras", rule, self.max_cpu_loras)
 
     @property
+    def stores_blocks(self) -> bool:
+        """Tell whether KV of prefixes is kept outside of the KV cache."""
+        return self.kv_store is not None or self.kv_pool_bytes > 0
+
+    @property
     def num_kept_loras(self) -> int:
-        """Most LoRA adapters in memory: without `max_cpu_loras`, room for one step's and for all of `lora_modules`."""
+        """Return the most LoRA adapters in memory; by default there is room for all of `lora_modules`."""
         return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
 
     @classmethod
@@ -490,6 +512,9 @@ class EngineFields(TypedDict, total=False):
     lora_dtype: str
     worker_extension: str | None
     weights_cache: str | None
+    kv_store: str | None
+    kv_store_bytes: int
+    kv_pool_bytes: int
     profile_dir: str | None
     record: str | None
     served_model_name: str | None

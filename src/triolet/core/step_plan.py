@@ -76,6 +76,23 @@ class PlanRow:
 
 
 @attrs.frozen
+class BlockLoad:
+    """A full block of a row whose KV may be read from the prefix store instead of being computed."""
+
+    row_id: int
+    block_id: int  # where it goes
+    key: bytes  # see `core.kv_cache.prefix_cache.PrefixCache.chain`
+
+
+@attrs.frozen
+class BlockSave:
+    """A full block that has been computed, for the prefix store to keep."""
+
+    block_id: int  # where it is, when the step begins
+    key: bytes
+
+
+@attrs.frozen
 class StepPlan:
     """One forward pass."""
 
@@ -87,6 +104,10 @@ class StepPlan:
     # without mask or draft; there are no `starts`; and there are blocks for the tokens of all steps.
     num_steps: int = 1
     adapters: tuple[AdapterStart, ...] = ()  # slots to fill, before `starts` are looked at
+    saves: tuple[BlockSave, ...] = ()  # before anything is written
+    # Blocks of rows, in their order, the first at `PlanRow.start`. Where one is not in the store, it and those after it
+    # are computed, as the row says; the last token of a row always is.
+    loads: tuple[BlockLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -169,6 +190,8 @@ class StepResult:
     # as it was, except that it knows the plan's rows and blocks.
     out_of_memory: str | None = None
     is_last: bool = True  # whether the plan is done; else it is a run, and there is more to come
+    num_loaded_tokens: int = 0  # tokens of the plan whose KV came from the prefix store
+    num_failed_saves: int = 0  # blocks that the prefix store could not write, since the result before
 
     @property
     def tokens(self) -> tuple[SampledToken, ...]:

@@ -22,7 +22,8 @@ from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.prompt_adapters import PromptAdapterRegistry
 from triolet.actors.watchdog import check_health, restart_cause
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineCore, EngineStatistics
+from triolet.core.engine_core import EngineCore
+from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.output.outputs import RequestOutput
@@ -61,10 +62,9 @@ from triolet.observability.tracing_setup import accepted_trace_headers, open_tra
 
 
 class RestartStream:
-    """Iterator over the actors that are being restarted; made by `Engine.follow_restarts`.
+    """Iterator over the actors that are being restarted; made by `Engine.follow_restarts`, and ends with the engine.
 
-    The first value is that of now, empty if none is. Values that were not read in time are left out. Ends with the
-    engine, and needs no clean-up.
+    The first value is that of now, empty if none is. Values that were not read in time are left out.
     """
 
     def __init__(self, log: RestartLog, progress: ActorProgress, availability: Availability) -> None:

@@ -331,6 +331,11 @@ class RowTable:
         further = plan.num_steps - 1
         return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
 
+    def note_loaded(self, row_id: int, end: int) -> None:
+        """Note that the KV of a row's first `end` tokens is there, before a plan that begins after them is taken."""
+        if (row := self._rows[self._checked(row_id)]) is not None and row.num_computed_tokens is not None:
+            row.num_computed_tokens = end
+
     def take_back(self, plan: StepPlan) -> None:
         """Undo `take` for a step that was not computed."""
         for planned in plan.rows:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,20 @@ from torch import Tensor
 from triolet.config.engine import DEVICE, EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, SampledToken, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model.input_batch import Row, RowTable, StepInput
-from triolet.model.interface import BackgroundModel, CausalModel, GreedyModel, GreedyRun, GreedyStep
+from triolet.model.interface import (
+    BackgroundModel,
+    CausalModel,
+    GreedyModel,
+    GreedyRun,
+    GreedyStep,
+    LayerCache,
+)
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
-from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
+from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count, longest_prompt, longest_sequence
 from triolet.model.memory.out_of_memory import give_back, lack_of_memory
 from triolet.model.memory.page_prefault import prefault_pages
 from triolet.model.pooling import Pooler
@@ -41,6 +48,7 @@ from triolet.model.worker import Worker, call_worker, worker_class
 if TYPE_CHECKING:
     from triolet.core.worker_call import WorkerCall
     from triolet.model.adapters import AdapterBank
+    from triolet.model.memory.prefix_store import PrefixStore
 
 
 class ModelRunner:
@@ -96,8 +104,13 @@ class ModelRunner:
             vocab_size=model.spec.vocab_size,
             device=device,
         )
+        self._store: PrefixStore | None = None
         self._batch_rows: tuple[Row, ...] = ()
         self._batch = SamplingBatch((), model.spec.vocab_size, device)
+
+    def keep_prefixes(self, open_store: Callable[[tuple[LayerCache, ...]], PrefixStore]) -> None:
+        """Keep KV of prefixes in a store, which is opened for the KV cache."""
+        self._store = open_store(self._cache)
 
     def call(self, call: WorkerCall) -> object:
         """Call a method of the worker, or a function with the model; see `core.worker_call.CallableRunner`."""
@@ -129,7 +142,10 @@ class ModelRunner:
             torch.cuda.set_device(self._device)
         if self._greedy is not None:
             self._greedy.wake()  # the worker threads wake up while the input is prepared
-        step = self._take(plan)
+        rest = plan
+        if self._store is not None and (plan.saves or plan.loads):
+            rest = self._load_prefixes(self._store, plan)
+        step = self._take(rest)
         prepared_s = time.perf_counter()
         problem = None
         try:
@@ -151,7 +167,21 @@ class ModelRunner:
             rows = self._with_failed_adapters(plan, rows)
         rows = self._soft_prompts.with_failures(rows) if step.soft_prompts else rows
         self._note_profiled(plan, began_s, prepared_s)
-        return StepResult(plan.step_id, rows, time.perf_counter() - began_s)
+        return StepResult(
+            plan.step_id,
+            rows,
+            time.perf_counter() - began_s,
+            num_loaded_tokens=plan.num_tokens - rest.num_tokens,
+            num_failed_saves=0 if self._store is None else self._store.take_failures(),
+        )
+
+    def _load_prefixes(self, store: PrefixStore, plan: StepPlan) -> StepPlan:
+        """Save and load the blocks that a plan names; return what is left to compute."""
+        store.save(plan.saves)  # first: the blocks may be those of other rows by now
+        rest = store.load_into(plan)
+        for row in rest.rows:
+            self._table.note_loaded(row.row_id, row.start)
+        return rest
 
     def _note_profiled(self, plan: StepPlan, began_s: float, prepared_s: float) -> None:
         if self.profile is not None and self.profile.is_recording:
@@ -188,6 +218,8 @@ class ModelRunner:
             or not self._batch_for(rows).is_greedy
         ):
             return None
+        if self._store is not None:
+            self._store.save(plan.saves)
         self._background.prepare()  # the thread wakes up while the input is prepared
         step = self._take(plan)
         batch = step.forward_batch(self._cache, self._soft_prompts)
@@ -473,58 +505,6 @@ def choose_device(device: str) -> torch.device:
     return place
 
 
-def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens: int) -> int:
-    """Decide the length that a sequence may have, tokens.
-
-    Args:
-        max_model_len: the operator's wish, if any.
-        max_position: what the model can place.
-        num_kv_tokens: what the KV cache holds.
-    Raises:
-        ConfigError: the wish is more than one of the two allows.
-    """
-    # One token of the prompt and one of the answer: anything less could serve no request.
-    if num_kv_tokens < 2:
-        raise ConfigError("num_kv_blocks", "enough for a prompt token and an answer token", num_kv_tokens)
-    if max_model_len is None:
-        return min(max_position, num_kv_tokens)
-    if max_model_len > max_position:
-        raise ConfigError(
-            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
-        )
-    if max_model_len > num_kv_tokens:
-        raise ConfigError(
-            "max_model_len", f"at most {num_kv_tokens}, the tokens that the KV cache holds", max_model_len
-        )
-    return max_model_len
-
-
-def longest_prompt(max_model_len: int | None, max_position: int, max_num_batched_tokens: int | None) -> int:
-    """Decide the length that a prompt of an encoder may have, tokens.
-
-    Args:
-        max_model_len: the operator's wish, if any.
-        max_position: what the model can place.
-        max_num_batched_tokens: token budget of a step, in which a prompt is computed whole; None for the default.
-    Raises:
-        ConfigError: the wish is more than one of the two allows.
-    """
-    budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    if max_model_len is None:
-        return min(max_position, budget)
-    if max_model_len > max_position:
-        raise ConfigError(
-            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
-        )
-    if max_model_len > budget:
-        raise ConfigError(
-            "max_model_len",
-            f"at most max_num_batched_tokens, {budget}: an encoder computes a whole prompt in one step",
-            max_model_len,
-        )
-    return max_model_len
-
-
 def _model_info(
     loaded: LoadedFolder, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
 ) -> ModelInfo:
@@ -583,6 +563,11 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         on_progress=on_progress,
     )
     runner.worker = kind(runner)
+    if config.stores_blocks:
+        # imported here because most engines have no store
+        from triolet.model.memory.prefix_store import store_of
+
+        runner.keep_prefixes(partial(store_of, config, info))
     return runner, info
 
 

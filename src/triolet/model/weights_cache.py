@@ -138,16 +138,20 @@ def weights_cache(
         kernels_digest: of the library that the weights are packed for.
         settings: what else the packed weights depend on; plain values.
     """
-    # The contents would take a second to digest. A file that is written to gets another change time, whatever its
-    # modification time is set to.
-    stats = [(os.path.realpath(path), os.stat(path)) for path in sorted(sources)]
-    files = [[path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for path, stat in stats]
-    named = [path for path, _ in stats]
+    files = identity_of(sources)
+    named = [file[0] for file in files]
     # The name has no times and no digests in it: a changed model replaces its file instead of leaving it behind.
     name = hashlib.sha256(json.dumps([named, *map(str, settings)]).encode()).hexdigest()[:32]
     cache = WeightsCache(Path(folder, f"{name}.weights"), [files, kernels_digest, *map(str, settings)])
     cache.load()
     return cache
+
+
+def identity_of(sources: Iterable[Path]) -> list[list[str | int]]:
+    """Return what `stat` tells of files: it changes with their contents, which would take a second to digest."""
+    # A file that is written to gets another change time, whatever its modification time is set to.
+    stats = [(os.path.realpath(path), os.stat(path)) for path in sorted(sources)]
+    return [[path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for path, stat in stats]
 
 
 def _write(file: BinaryIO, table: dict[str, Any], layers: dict[str, CppLinear]) -> None:

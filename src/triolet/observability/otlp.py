@@ -14,8 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Self
 
-from triolet.core.engine_core import EngineStatistics
-from triolet.core.metrics.iteration_stats import FinishedRequest, IterationStats
+from triolet.core.metrics.iteration_stats import EngineStatistics, FinishedRequest, IterationStats
 from triolet.core.metrics.trace_span import SPAN_NAME, Span, span_of
 from triolet.core.request.request import TraceHeaders
 

@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from triolet.core.engine_core import EngineStatistics
-from triolet.core.metrics.iteration_stats import REJECTED, FinishedRequest, IterationStats
+from triolet.core.metrics.iteration_stats import REJECTED, EngineStatistics, FinishedRequest, IterationStats
 from triolet.core.recovery.supervision import RESTART_CAUSES
 from triolet.core.request.lora import AdapterUsage
 from triolet.core.request.request import FinishReason
@@ -55,6 +54,9 @@ _COUNTERS: Final = {
     "prompt_tokens_cached": "Prompt tokens whose KV was found in the prefix cache.",
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
+    "external_prefix_cache_queries": "Tokens looked up in the prefix store.",
+    "external_prefix_cache_hits": "Tokens whose KV was found in the prefix store.",
+    "kv_store_failed_saves": "Blocks that could not be written to the prefix store.",
     "spec_decode_num_drafts": "Drafts: steps that verified draft tokens of a request.",
     "spec_decode_num_draft_tokens": "Draft tokens verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
@@ -350,6 +352,9 @@ class Metrics:
             ("num_preemptions", "num_preemptions"),
             ("prefix_cache_queries", "prefix_cache_queries"),
             ("prefix_cache_hits", "prefix_cache_hits"),
+            ("external_prefix_cache_queries", "external_prefix_cache_queries"),
+            ("external_prefix_cache_hits", "external_prefix_cache_hits"),
+            ("kv_store_failed_saves", "num_failed_kv_saves"),
             ("spec_decode_num_drafts", "spec_decode_num_drafts"),
             ("spec_decode_num_draft_tokens", "spec_decode_num_draft_tokens"),
             ("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens"),

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from triolet.core.engine_core import EngineStatistics
-from triolet.core.metrics.iteration_stats import IterationStats, StatsAccumulator
+from triolet.core.metrics.iteration_stats import EngineStatistics, IterationStats, StatsAccumulator
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
 SHORTEST_S = 1e-3  # two lines may be asked for at one moment

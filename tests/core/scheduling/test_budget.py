@@ -285,6 +285,7 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
         "max_num_seqs": 5, "max_num_batched_tokens": None, "policy": "fair", "priority_aging": 1.5,
         "fair_ttft_factor": 2.5, "max_prefill_delay": 3.5, "enable_prefix_caching": False, "num_scheduler_steps": 6,
         "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8, "max_loras": 2,
+        "stores_blocks": True,
     }  # fmt: skip
     return SimpleNamespace(**(defaults | fields))
 
@@ -304,7 +305,7 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
         "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
         "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
         "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False, "max_adapters": 0,
-        "weight_version": 3,
+        "weight_version": 3, "stores_blocks": True,
     }  # fmt: skip
     assert limits_of(speculative="none").num_speculative_tokens == 0
     assert limits_of(adapters=AdapterSupport((), "", 8)).max_adapters == 2

@@ -116,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         caching=st.booleans(),
         draft=st.sampled_from([0, 0, 1, 4, 7]),
+        storing=st.booleans(),
     )
     def start(
         self,
@@ -126,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         caching: bool,
         draft: int,
+        storing: bool,
     ) -> None:
         self.walk = Walk(
             make_config(
@@ -138,6 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 enable_prefix_caching=caching,
                 num_speculative_tokens=draft,
                 prompt_lookup_min=1,
+                stores_blocks=storing and caching,
             )
         )
 
@@ -246,6 +249,7 @@ def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str)
             policy=policy,
             num_speculative_tokens=seed % 2 * 4,
             prompt_lookup_min=2,
+            stores_blocks=seed >= 2,
         )
     )
     for _ in range(1250):
@@ -255,6 +259,7 @@ def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str)
     walk.check()
     assert walk.scheduler.counters.num_preemptions > 0
     assert walk.scheduler.counters.prefix_cache_hits > 0
+    assert (walk.scheduler.counters.external_prefix_cache_hits > 0) == (seed >= 2)
     assert (sum(walk.scheduler.counters.num_accepted_tokens_per_pos) > 0) == (seed % 2 > 0)
     assert walk.scheduler.pool.num_free + walk.scheduler.pool.num_cached == walk.config.num_blocks
 

@@ -10,8 +10,7 @@ from typing import Any
 import attrs
 
 from triolet.config.engine import EngineConfig
-from triolet.core.engine_core import EngineStatistics
-from triolet.core.metrics.iteration_stats import FinishedRequest, IterationStats
+from triolet.core.metrics.iteration_stats import EngineStatistics, FinishedRequest, IterationStats
 from triolet.errors import ConfigError
 from triolet.observability.stat_loggers import StatLogger
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import attrs
 
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.step_plan import BlockSave
 from triolet.errors import InvariantViolated
 
 
@@ -60,6 +61,7 @@ class PrefixCache:
         key: secret of the hashes, at most 64 bytes.
         enabled: without it nothing is published, so nothing is ever found.
         weight_version: part of every namespace.
+        remembers_saves: whether published blocks are remembered for `take_saves`.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PrefixCache:
         key: bytes,
         enabled: bool = True,
         weight_version: int = 0,
+        remembers_saves: bool = False,
     ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
         self.block_size = block_size
@@ -78,6 +81,7 @@ class PrefixCache:
         self._weight_version = weight_version
         self._by_hash: dict[bytes, _Published] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._saves: list[BlockSave] | None = [] if remembers_saves else None
 
     def root(self, namespace: CacheNamespace) -> bytes:
         """Return the parent hash of first blocks in a namespace."""
@@ -144,7 +148,17 @@ class PrefixCache:
             self._by_hash[block_hash] = _Published(block_id, parent, token_ids)
             self._hash_of[block_id] = block_hash
             self.pool.keep(block_id, owner)
+            if self._saves is not None:
+                self._saves.append(BlockSave(block_id, block_hash))
         return block_hash
+
+    def take_saves(self) -> tuple[BlockSave, ...]:
+        """Return the blocks published since the last call, for the next plan: until then their content is there."""
+        if not self._saves:
+            return ()
+        saves = tuple(self._saves)
+        self._saves.clear()
+        return saves
 
     def _forget(self, block_id: int) -> None:
         del self._by_hash[self._hash_of.pop(block_id)]
@@ -155,6 +169,8 @@ class PrefixCache:
             return False
         self._by_hash.clear()
         self._hash_of.clear()
+        if self._saves is not None:
+            self._saves.clear()
         self.pool.forget_cached()
         return True
 

@@ -23,6 +23,81 @@ REJECTED = "rejected"
 
 
 @attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """Counts of one engine at one moment. Free + cached + in use + quarantined blocks are always the total.
+
+    Args:
+        num_requests_running: requests with a row in the runner's table.
+        num_requests_waiting: admitted requests without a row: new or preempted.
+        num_requests_live: running and waiting requests.
+        kv_blocks_total: blocks of the KV cache.
+        kv_blocks_free: blocks without content.
+        kv_blocks_cached: blocks in no block table, with content that the prefix cache can find.
+        kv_blocks_in_use: blocks in a block table.
+        kv_blocks_quarantined: blocks of ended requests, until the step in flight ends.
+        num_preemptions: times that a request's blocks were taken back, since the start.
+        num_restarts: starts of an actor after a crash, those that failed while loading included, since the start.
+        restarts: crashes and hangs of actors, and starts that failed, since the start, by actor and cause.
+        restarting: actors that have ended and do not serve again yet; streams may wait for them.
+        prefix_cache_queries: tokens looked up in the prefix cache, since the start.
+        prefix_cache_hits: tokens found in the prefix cache.
+        external_prefix_cache_queries: tokens looked up in the prefix store, since the start.
+        external_prefix_cache_hits: tokens whose KV was found there.
+        num_failed_kv_saves: blocks that could not be written to the prefix store.
+        steps: forward passes finished, since the start.
+        num_requests_received: requests accepted or rejected, since the start; each of n answers to one prompt counts.
+            Every received request is live or has ended.
+        num_requests_ended: received requests that have ended, by finish reason or `rejected`.
+        num_requests_deferred: waiting requests that may not be scheduled even if rows and blocks are free: they wait
+            for a prefix of another request, for a grammar mask, or for the search for one that crashes the runner.
+        spec_decode_num_drafts: drafts proposed, since the start.
+        spec_decode_num_draft_tokens: draft tokens proposed.
+        spec_decode_num_accepted_tokens: draft tokens accepted.
+        spec_decode_num_accepted_tokens_per_pos: draft tokens accepted, by position in the draft.
+        sleep_level: level of the sleep that the engine is in or falls into; None while it is awake.
+        is_paused: whether generation is paused.
+        num_lost_records: records that are missing in the file of `record`.
+        engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
+        longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
+            no other task runs meanwhile.
+        num_long_task_steps: times that a task ran for more than 10 ms between two checkpoints, since the start.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_requests_live: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_cached: int
+    kv_blocks_in_use: int
+    kv_blocks_quarantined: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    steps: int
+    num_requests_received: int
+    num_requests_ended: Mapping[str, int]
+    external_prefix_cache_queries: int = 0
+    external_prefix_cache_hits: int = 0
+    num_failed_kv_saves: int = 0
+    num_restarts: int = 0
+    restarts: Mapping[tuple[str, str], int] = attrs.field(factory=dict)
+    restarting: tuple[str, ...] = ()
+    num_requests_deferred: int = 0
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    sleep_level: int | None = None
+    is_paused: bool = False
+    num_lost_records: int = 0
+    # These depend on the process and the machine: two snapshots are equal if the engines did the same.
+    engine_index: int = attrs.field(default=0, eq=False)
+    longest_task_step_s: float = attrs.field(default=0.0, eq=False)
+    num_long_task_steps: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen(kw_only=True)
 class FinishedRequest:
     """Statistics of an accepted request that has ended. Times are seconds."""
 

@@ -18,6 +18,7 @@ from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters
 from triolet.core.scheduling.policies.base import WaitingQueue, by_order, check_order
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence
+from triolet.core.step_plan import BlockLoad
 from triolet.errors import InvariantViolated, Overloaded
 
 # Admission control: the queue is bounded by requests and by waiting tokens.
@@ -253,6 +254,25 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
     entry.num_cache_creation_tokens = max(
         entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
     )
+
+
+def stored_blocks(cache: PrefixCache, sequence: Sequence, num_tokens: int) -> list[BlockLoad]:
+    """Return the full blocks of a running request's next tokens that the prefix store may have.
+
+    Args:
+        num_tokens: tokens that the step has of it. The last token of all is computed: something is sampled after it.
+    """
+    size, entry, begin = cache.block_size, sequence.entry, sequence.num_computed_tokens
+    last = min(begin + num_tokens, entry.num_tokens - 1) // size
+    may_read = cache.enabled and entry.reads_prefix_cache and begin % size == 0
+    if sequence.row_id is None or not may_read:
+        return []
+    known = sequence.known_hashes
+    for index in range(len(known), last):
+        parent = known[-1] if known else prefix_root(cache, sequence)
+        known.append(cache.chain(parent, entry.tokens(index * size, (index + 1) * size)))
+    table = sequence.block_table
+    return [BlockLoad(sequence.row_id, table[index], known[index]) for index in range(begin // size, last)]
 
 
 @attrs.define

@@ -78,6 +78,11 @@ class SchedulerLimits(Protocol):
         """Different adapters in a step."""
         ...
 
+    @property
+    def stores_blocks(self) -> bool:
+        """Tell whether the runner has a prefix store."""
+        ...
+
 
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
@@ -106,6 +111,7 @@ class SchedulerConfig:
     # True if tokens attend in both directions: a prompt is computed in one step, and nothing of it is kept.
     whole_prompts: bool = False
     max_adapters: int = 0  # different LoRA adapters in a step; 0 for a model without them
+    stores_blocks: bool = False  # whether the runner has a prefix store
 
     @classmethod
     def of(
@@ -133,6 +139,7 @@ class SchedulerConfig:
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
             max_adapters=limits.max_loras if info.adapters is not None else 0,
+            stores_blocks=limits.stores_blocks and not whole_prompts,
         )
 
 
@@ -149,6 +156,9 @@ class SchedulerCounters:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    external_prefix_cache_queries: int = 0  # tokens looked up in the prefix store
+    external_prefix_cache_hits: int = 0  # tokens whose KV came from it
+    num_failed_kv_saves: int = 0  # blocks that it could not write
     num_drafts: int = 0  # rows of finished steps with a draft
     num_draft_tokens: int = 0  # draft tokens of these rows
     # Accepted draft tokens, by their position in the draft.

@@ -68,6 +68,7 @@ class Scheduler:
             key=config.cache_key,
             enabled=config.enable_prefix_caching,
             weight_version=config.weight_version,
+            remembers_saves=config.stores_blocks,
         )
         self.pool = self.cache.pool
         policy = POLICIES[config.policy]
@@ -249,7 +250,13 @@ class Scheduler:
             self._make_smaller(plan, result.out_of_memory)
             return
         self.counters.num_steps_done += 1
-        self._token_budget.step_done(plan, result.elapsed_s)
+        self.counters.external_prefix_cache_queries += (
+            len(plan.loads) * self.config.block_size if result.is_last else 0
+        )
+        self.counters.external_prefix_cache_hits += result.num_loaded_tokens
+        self.counters.num_failed_kv_saves += result.num_failed_saves
+        if not result.num_loaded_tokens:  # what is read says nothing about what computing costs
+            self._token_budget.step_done(plan, result.elapsed_s)
         self.journal.stats.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))
         self.recovery.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.recovery.poison_bisection.step_done(self.marks())

@@ -30,11 +30,18 @@ from triolet.core.kv_cache.block_pool import BlockPool
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.scheduling.adapter_slots import AdapterSlots, adapter_of
-from triolet.core.scheduling.admission import Found, PrefixesInStep, RequestQueues, find_computed, has_room
+from triolet.core.scheduling.admission import (
+    Found,
+    PrefixesInStep,
+    RequestQueues,
+    find_computed,
+    has_room,
+    stored_blocks,
+)
 from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
 from triolet.core.scheduling.ngram_proposer import NgramIndex
 from triolet.core.scheduling.sequence import Sequence
-from triolet.core.step_plan import RowStart, StepPlan
+from triolet.core.step_plan import BlockLoad, RowStart, StepPlan
 
 # Looking at a token takes some 1.5 microseconds; a step's share of a long prompt must not hold up the loop.
 MAX_FOLLOWED_TOKENS = 1024
@@ -219,6 +226,7 @@ class StepPlanner:
     # Sequences of the step that was planned last, in the order of its rows.
     scheduled: list[Sequence] = attrs.field(factory=list, init=False)
     _starts: list[RowStart] = attrs.field(factory=list, init=False)
+    _loads: list[BlockLoad] = attrs.field(factory=list, init=False)
     _underway: PrefixesInStep = attrs.field(init=False)
     adapters: AdapterSlots | None = attrs.field(
         init=False
@@ -230,7 +238,7 @@ class StepPlanner:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed."""
-        self.scheduled, self._starts = [], []
+        self.scheduled, self._starts, self._loads = [], [], []
         self._hold_back()
         if self.adapters is not None:
             self._clear_slot(self.adapters, now_s)
@@ -254,6 +262,8 @@ class StepPlanner:
             tuple([sequence.take_row() for sequence in self.scheduled]),
             num_steps,
             () if self.adapters is None else self.adapters.take_starts(),
+            self.cache.take_saves(),
+            tuple(self._loads),
         )
 
     def _num_steps(self) -> int:
@@ -402,6 +412,11 @@ class StepPlanner:
         if not (num_tokens := self.budget.chunk(min(num_pending, budget))):
             return 0  # before the policy takes the time of a row that the step does not have
         num_tokens = self.queues.waiting.portion(sequence, num_tokens)
+        if self.config.stores_blocks and num_tokens < num_pending:
+            # To the end of a block, from which the next step can read on.
+            end = sequence.entry.num_tokens - num_pending + num_tokens
+            past = end % self.config.block_size
+            num_tokens -= past if past < num_tokens else 0
         self.budget.take(num_tokens)
         return num_tokens
 
@@ -409,6 +424,8 @@ class StepPlanner:
         if num_missing_blocks > 0:
             sequence.block_table += self.cache.pool.allocate(num_missing_blocks)
         self._underway.add(sequence, num_tokens)
+        if self.config.stores_blocks:
+            self._loads += stored_blocks(self.cache, sequence, num_tokens)
         sequence.schedule(num_tokens, self.counters.steps + 1)
         self.scheduled.append(sequence)
         self.queues.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)

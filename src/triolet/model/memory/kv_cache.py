@@ -1,4 +1,4 @@
-"""Size and tensors of the KV cache.
+"""Size and tensors of the KV cache, and the length of what it holds.
 
 Each attention layer has its own pair of tensors, [num_blocks, block_size, num_kv_heads, head_dim]; block i of one layer
 and block i of another belong to the same tokens, so one block table serves all layers.
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import ConfigError
 from triolet.model.interface import LayerCache, ModelSpec
 
@@ -100,6 +101,58 @@ def allocate_kv_cache(
         num_bytes = num_blocks * block_size * spec.kv_bytes_per_token()
         rule = f"small enough for the memory of {device} ({num_bytes} bytes of KV asked for)"
         raise ConfigError("num_kv_blocks", rule, num_blocks) from error
+
+
+def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens: int) -> int:
+    """Decide the length that a sequence may have, tokens.
+
+    Args:
+        max_model_len: the operator's wish, if any.
+        max_position: what the model can place.
+        num_kv_tokens: what the KV cache holds.
+    Raises:
+        ConfigError: the wish is more than one of the two allows.
+    """
+    # One token of the prompt and one of the answer: anything less could serve no request.
+    if num_kv_tokens < 2:
+        raise ConfigError("num_kv_blocks", "enough for a prompt token and an answer token", num_kv_tokens)
+    if max_model_len is None:
+        return min(max_position, num_kv_tokens)
+    if max_model_len > max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
+        )
+    if max_model_len > num_kv_tokens:
+        raise ConfigError(
+            "max_model_len", f"at most {num_kv_tokens}, the tokens that the KV cache holds", max_model_len
+        )
+    return max_model_len
+
+
+def longest_prompt(max_model_len: int | None, max_position: int, max_num_batched_tokens: int | None) -> int:
+    """Decide the length that a prompt of an encoder may have, tokens.
+
+    Args:
+        max_model_len: the operator's wish, if any.
+        max_position: what the model can place.
+        max_num_batched_tokens: token budget of a step, in which a prompt is computed whole; None for the default.
+    Raises:
+        ConfigError: the wish is more than one of the two allows.
+    """
+    budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    if max_model_len is None:
+        return min(max_position, budget)
+    if max_model_len > max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
+        )
+    if max_model_len > budget:
+        raise ConfigError(
+            "max_model_len",
+            f"at most max_num_batched_tokens, {budget}: an encoder computes a whole prompt in one step",
+            max_model_len,
+        )
+    return max_model_len
 
 
 def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

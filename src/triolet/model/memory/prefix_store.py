@@ -1,0 +1,162 @@
+"""Prefix store: KV of prefixes outside of the KV cache, in memory and in files.
+
+The scheduler names the blocks. A step begins with saving those that were computed since the last one; then blocks of
+its rows are loaded as far as they are found, and the rows compute what is left of them. A block that is not there, or
+whose file is damaged, is computed like any other, so that the scheduler need not know what the store has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from triolet.config.engine import EngineConfig
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, StepPlan
+from triolet.errors import ConfigError
+from triolet.model.interface import LayerCache
+from triolet.model.memory.block_files import BlockFiles
+from triolet.model.weights_cache import identity_of
+
+_LAYOUT: Final = 1  # version of the content of a block: keys and values of each layer, one after the other
+
+
+class PrefixStore:
+    """Blocks of one model.
+
+    Args:
+        cache: the KV cache.
+        files: on disk; None for none.
+        pool_bytes: memory for blocks; 0 for none.
+    """
+
+    def __init__(self, cache: Sequence[LayerCache], files: BlockFiles | None, pool_bytes: int) -> None:
+        self._tensors = [tensor for layer in cache for tensor in (layer.keys, layer.values)]
+        self._block_size = self._tensors[0].shape[1] if self._tensors else 0
+        self._block_bytes = sum(tensor[0].nbytes for tensor in self._tensors)
+        self._files = files
+        self._pool: OrderedDict[bytes, bytearray] = OrderedDict()
+        self._max_pooled = pool_bytes // self._block_bytes if self._block_bytes else 0
+        self._num_failed = 0
+
+    def take_failures(self) -> int:
+        """Return how many blocks could not be written since the last call."""
+        num_failed = 0 if self._files is None else self._files.num_failed
+        new, self._num_failed = num_failed - self._num_failed, num_failed
+        return new
+
+    def save(self, saves: Iterable[BlockSave]) -> None:
+        """Copy blocks out of the KV cache; those that are stored already are not."""
+        new = {
+            save.key: save.block_id
+            for save in saves
+            if not (self._files is not None and self._files.has(save.key)) and save.key not in self._pool
+        }
+        if not new:
+            return
+        for key, block_id in new.items():
+            content = bytearray(self._block_bytes)
+            for part, block in self._parts(content, block_id):
+                part.copy_(block)
+            self._keep(key, content)
+            if self._files is not None:
+                self._files.write(key, content)
+
+    def _parts(self, content: bytearray, block_id: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair the parts of a block's content with the tensors of the KV cache that they are of; both are views."""
+        begin = 0
+        for tensor in self._tensors:
+            block = tensor[block_id]
+            part = torch.frombuffer(content, dtype=tensor.dtype, count=block.numel(), offset=begin)
+            yield part.view(block.shape), block
+            begin += block.nbytes
+
+    def _keep(self, key: bytes, content: bytearray) -> None:
+        self._pool[key] = content
+        self._pool.move_to_end(key)
+        while len(self._pool) > self._max_pooled:
+            self._pool.popitem(last=False)
+
+    def load(self, loads: Iterable[BlockLoad]) -> dict[int, int]:
+        """Copy blocks into the KV cache.
+
+        Args:
+            loads: of each row, in order.
+        Returns:
+            By row id, how many tokens of it are there now: all before the first block that is not stored.
+        """
+        num_tokens: dict[int, int] = {}
+        for row_id, blocks in groupby(loads, key=lambda load: load.row_id):
+            num_tokens[row_id] = 0
+            for load in blocks:
+                if (content := self._content(load.key)) is None:
+                    break
+                for part, block in self._parts(content, load.block_id):
+                    block.copy_(part)
+                num_tokens[row_id] += self._block_size
+        return num_tokens
+
+    def load_into(self, plan: StepPlan) -> StepPlan:
+        """Load what a plan names; return a plan of what is left to compute, at least one token of every row."""
+        num_loaded = self.load(plan.loads)
+
+        def rest(row: PlanRow) -> PlanRow:
+            count = min(num_loaded.get(row.row_id, 0), row.num_tokens - 1)
+            if not count:
+                return row
+            return attrs.evolve(row, start=row.start + count, num_tokens=row.num_tokens - count)
+
+        return attrs.evolve(plan, rows=tuple(map(rest, plan.rows)))
+
+    def _content(self, key: bytes) -> bytearray | None:
+        content = self._pool.get(key)
+        if content is None and self._files is not None:
+            content = self._files.read(key, self._block_bytes)
+        if content is not None:
+            self._keep(key, content)
+        return content
+
+
+def store_of(config: EngineConfig, info: ModelInfo, cache: Sequence[LayerCache]) -> PrefixStore:
+    """Open the prefix store of a loaded model.
+
+    Args:
+        config: of the engine.
+        info: the model.
+        cache: its KV cache.
+    Raises:
+        ConfigError: the model keeps no KV, or the folder cannot be made or read.
+    """
+    field = "kv_pool_bytes" if config.kv_store is None else "kv_store"
+    if not (cache and config.enable_prefix_caching):
+        rule = "left out without enable_prefix_caching, and for a model without keys and values to keep"
+        raise ConfigError(field, rule, getattr(config, field))
+    files = None
+    if config.kv_store is not None:
+        shapes = [[*layer.keys.shape[1:], *layer.values.shape[1:], str(layer.keys.dtype)] for layer in cache]
+        computed_by = [info.architecture, info.backend, info.device, info.cpu_kernels, config.quantization]
+        depends_on = [_LAYOUT, identity_of(_files_of(Path(info.folder))), shapes, computed_by]
+        name = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]
+        try:
+            files = BlockFiles(Path(config.kv_store, name), config.kv_store_bytes)
+        except OSError as error:
+            rule = f"a folder that can be written ({error.strerror})"
+            raise ConfigError("kv_store", rule, config.kv_store) from error
+    return PrefixStore(cache, files, config.kv_pool_bytes)
+
+
+def _files_of(model: Path) -> list[Path]:
+    """Return the files that a model was read from."""
+    if model.is_dir():
+        return [*model.glob("*.safetensors"), model / "config.json"]
+    # All parts of a split GGUF file lie side by side.
+    return [model, *model.parent.glob(model.name.partition("-00001-of-")[0] + "-*-of-*.gguf")]
