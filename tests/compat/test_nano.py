@@ -60,7 +60,7 @@ def test_answers_can_be_bound_to_a_form(llm: LLM) -> None:
 
 async def test_beams_are_those_of_the_native_search(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
-    [offline] = llm.beam_search(QUESTIONS[:1], params)
+    [offline] = llm.beam_search(QUESTIONS[:1], params, None, False, None, 1)
     async with triolet.open_engine(max_model_len=256) as engine:
         native = await triolet.beam_search(engine, QUESTIONS[0], params)
     assert [beam.tokens for beam in offline.sequences] == [beam.tokens for beam in native.sequences]
