@@ -285,7 +285,7 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
         "max_num_seqs": 5, "max_num_batched_tokens": None, "policy": "fair", "priority_aging": 1.5,
         "fair_ttft_factor": 2.5, "max_prefill_delay": 3.5, "enable_prefix_caching": False, "num_scheduler_steps": 6,
         "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8, "max_loras": 2,
-        "stores_blocks": True,
+        "kv_store": None, "kv_pool_bytes": 1,
     }  # fmt: skip
     return SimpleNamespace(**(defaults | fields))
 

@@ -79,8 +79,13 @@ class SchedulerLimits(Protocol):
         ...
 
     @property
-    def stores_blocks(self) -> bool:
-        """Tell whether the runner has a prefix store."""
+    def kv_store(self) -> str | None:
+        """Folder of a prefix store."""
+        ...
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        """Memory of a prefix store, bytes."""
         ...
 
 
@@ -139,7 +144,7 @@ class SchedulerConfig:
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
             max_adapters=limits.max_loras if info.adapters is not None else 0,
-            stores_blocks=limits.stores_blocks and not whole_prompts,
+            stores_blocks=(limits.kv_store is not None or limits.kv_pool_bytes > 0) and not whole_prompts,
         )
 
 
