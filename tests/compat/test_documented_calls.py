@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from importlib import import_module
 from typing import Any
@@ -26,13 +27,14 @@ from triolet.compat import (
     EngineCoreRequest,
     LLMEngine,
     LoRARequest,
+    PoolingParams,
     RequestManager,
     SamplingParams,
     StreamingRequest,
     UsageContext,
 )
 from triolet.compat.engine_args import ELSEWHERE
-from triolet.compat.refusals import ASYNC_ATTRIBUTES, ENGINE_ATTRIBUTES
+from triolet.compat.refusals import ASYNC_ATTRIBUTES, ENGINE_ATTRIBUTES, STAND_INS
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError, EngineClosed, InvalidPrompt, InvalidRequest, UnsupportedFeature
 
@@ -223,7 +225,8 @@ def test_an_argument_of_vllm_without_a_counterpart_is_refused_by_name_and_let_th
     values: tuple[Any, ...] = (None, False, {}, [], "")
     for nothing in values:
         given: dict[str, Any] = {name: nothing}
-        assert getattr(AsyncEngineArgs(**given), name) is None
+        assert getattr(AsyncEngineArgs(**given), name) == nothing
+    assert getattr(AsyncEngineArgs(), name) is None
     wrong: dict[str, Any] = {name: {"some": "thing"}}
     with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: .+"):
         EngineArgs(**wrong)
@@ -285,6 +288,36 @@ async def test_a_manager_without_an_engine_can_be_made_and_not_used(autojump_clo
 def test_every_name_of_the_package_can_be_imported() -> None:
     package = import_module("triolet.compat")
     assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+@pytest.mark.parametrize("name", sorted(STAND_INS))
+def test_a_class_of_vllms_engine_can_be_imported_and_not_made(name: str) -> None:
+    package = import_module("triolet.compat")
+    kind = getattr(package, name)
+    assert (kind.__name__, kind) == (name, getattr(package, name))
+    assert name in dir(package)
+    with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: .+"):
+        kind("anything", model=1)
+
+
+def test_arguments_read_as_they_were_given() -> None:
+    for name, value in (
+        ("enforce_eager", False),
+        ("enable_sleep_mode", True),
+        ("load_format", "safetensors"),
+    ):
+        given: dict[str, Any] = {name: value}
+        assert getattr(AsyncEngineArgs(**given), name) == value
+    assert copy.deepcopy(AsyncEngineArgs(enforce_eager=False)).enforce_eager is False
+    assert AsyncEngineArgs().enforce_eager is True
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        AsyncEngineArgs().no_such_thing  # noqa: B018
+
+
+async def test_pooled_requests_are_for_encode(autojump_clock: MockClock) -> None:
+    async with fake_engine() as native, AsyncLLM.around(native) as llm:
+        with pytest.raises(UnsupportedFeature, match=r"encode\(\) takes them"):
+            await llm.add_request("r", "ABC", PoolingParams())
 
 
 async def test_profiles_of_so_many_steps_are_refused_by_name(autojump_clock: MockClock) -> None:

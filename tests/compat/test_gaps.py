@@ -35,7 +35,7 @@ from triolet.nano import PATH
 PARAMS = SamplingParams(max_tokens=3, seed=1)
 NAMES = """
     PoolingParams EmbeddingRequestOutput PoolingRequestOutput LoRARequest PromptAdapterRequest VllmConfig ModelConfig
-    StatLoggerBase UsageContext PromptType EngineClient
+    StatLoggerBase UsageContext PromptType EngineClient AnyTokenizer EngineCoreRequest
 """
 
 

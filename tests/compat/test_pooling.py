@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import transformers
 
 from tests.e2e.test_embeddings import LONG, PROMPTS, check
 from tests.model.tiny import make_model
-from triolet.compat import LLM, EngineArgs, LLMEngine, PoolingParams, RequestOutput, SamplingParams
+from triolet.compat import LLM, AsyncLLM, EngineArgs, LLMEngine, PoolingParams, RequestOutput, SamplingParams
 from triolet.errors import UnsupportedFeature
 
 IDS = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS]
@@ -80,3 +81,18 @@ def test_llm_classifies(folder: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = reference(torch.tensor([LONG])).logits[0].softmax(dim=0)
     assert (torch.tensor(output.outputs.probs) - expected).abs().max() <= 1e-5
+
+
+async def test_pooled_requests_are_logged_when_they_are_done(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="triolet.requests")
+    config = EngineArgs(
+        str(folder), convert="embed", num_kv_blocks=64, dtype="float32", max_num_seqs=4
+    ).create_engine_config()
+    async with AsyncLLM(config) as llm:
+        async for output in llm.encode(IDS[0], PoolingParams(), "r"):
+            check(folder, PROMPTS[0], output.outputs.data.tolist())
+    lines = [record.getMessage() for record in caplog.records if record.name == "triolet.requests"]
+    assert lines[0].startswith("Received request r: params: PoolingParams(")
+    assert lines[1:] == ["Added request r.", "Finished request r."]

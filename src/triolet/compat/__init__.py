@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.compat.prompts import EngineCoreRequest
-from triolet.compat.refusals import UsageContext
+from triolet.compat.refusals import STAND_INS, UsageContext, stand_in
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     from triolet.compat.llm_engine import LLMEngine
     from triolet.compat.operations.stat_loggers import StatLoggerBase
     from triolet.compat.request_manager import RequestManager, StreamingRequest
-    from triolet.compat.views import ModelConfig
+    from triolet.compat.views import AnyTokenizer, ModelConfig
 
 __all__ = [
     "LLM",
+    "AnyTokenizer",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
@@ -108,6 +109,7 @@ _ON_FIRST_USE = {
     "RequestManager": "request_manager",
     "StreamingRequest": "request_manager",
     "ModelConfig": "views",
+    "AnyTokenizer": "views",
     "StatLoggerBase": "operations.stat_loggers",
     "TextPieces": "generation",
     **dict.fromkeys(
@@ -123,10 +125,12 @@ def stream_generate(engine: AsyncLLM, prompt: Any, *arguments: Any, **keywords: 
 
 
 def __getattr__(name: str) -> Any:
+    if name in STAND_INS:
+        return globals().setdefault(name, stand_in(name))
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'triolet.compat' has no attribute {name!r}")
     return getattr(import_module(f"triolet.compat.{_ON_FIRST_USE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE})
+    return sorted({*globals(), *_ON_FIRST_USE, *STAND_INS})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from weakref import WeakSet
@@ -401,7 +402,7 @@ class AsyncLLM(AsyncOperations):
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         *others: Any,
@@ -409,6 +410,8 @@ class AsyncLLM(AsyncOperations):
     ) -> Generation:
         """Queue a request now; closing the returned `Generation` ends it. The others are those of `generate`."""
         refuse_given({"arrival_time": arrival_time})
+        if isinstance(params, PoolingParams):
+            refuse("add_request with PoolingParams", "encode() takes them, and LLMEngine.add_request()")
         generation = self.generate(prompt, params, key_of(request_id), lora_request, *others, **arguments)
         return await generation.__aenter__()
 
@@ -440,10 +443,12 @@ class AsyncLLM(AsyncOperations):
         refuse_given(vllm_only)
         check_rank(data_parallel_rank)
         content, salt = split_prompt(prompt, None, cache_salt)
+        params = params_of_task(pooling_params, None)
+        begin = None if self._log is None else partial(self._log.begin, prompt=content, params=params)
         # Nothing is held while it is suspended at the yield, so that a generator left there leaves no request behind.
         [output] = await self.engine.encode_all(
             [content],
-            params_of_task(pooling_params, None),
+            params,
             request_id=None if request_id is None else key_of(request_id),
             priority=priority,
             client=client,
@@ -453,6 +458,8 @@ class AsyncLLM(AsyncOperations):
             cache_salt=salt,
             trace_headers=trace_headers,
         )
+        if begin is not None:  # no earlier: the engine may have named it
+            begin(output.request_id, lora_request=lora_request).finished(None)
         yield with_tensor(output)
 
     def stream_generate(

@@ -164,10 +164,9 @@ class EngineArgs:
             raise ConfigError("enable_log_requests", "False beside disable_log_requests=True", True)
         self.enable_log_requests, self.disable_log_requests = enable_log_requests, not enable_log_requests
         self.max_log_len = check_max_log_len(max_log_len)
+        self._settled = {name: value for name, value in arguments.items() if _is_settled(name, value)}
         fields = {
-            RENAMED.get(name, name): value
-            for name, value in arguments.items()
-            if not _is_settled(name, value)
+            RENAMED.get(name, name): value for name, value in arguments.items() if name not in self._settled
         }
         if isinstance(names := fields.get("served_model_name"), list | tuple):
             # vLLM serves a model under several names at a time.
@@ -196,10 +195,10 @@ class EngineArgs:
         # `config` is missing in an object that is being copied or unpickled: looking it up would recurse.
         if name.startswith("_") or name == "config":
             raise AttributeError(name)
-        if name in ELSEWHERE:
-            return None
-        if name in DEFAULTS and name not in attrs.fields_dict(EngineConfig):
-            return DEFAULTS[name]  # any other value was refused
+        if name in self._settled:
+            return self._settled[name]
+        if name in (*DEFAULTS, *ELSEWHERE) and name not in attrs.fields_dict(EngineConfig):
+            return DEFAULTS.get(name)
         return getattr(self.config, RENAMED.get(name, name))
 
     def __repr__(self) -> str:

@@ -226,6 +226,24 @@ def _refusing_property(name: str, reason: str) -> property:
     return property(read, doc=f"Not offered: {reason}.\n\nRaises:\n    AttributeNotOffered: always.\n")
 
 
+STAND_INS: Mapping[str, str] = {
+    **dict.fromkeys(("InputPreprocessor", "InputRegistry", "MultiModalRegistry"), NO_RENDERER),
+    **dict.fromkeys(("Processor", "Detokenizer", "OutputProcessor", "EngineCoreClient"), NO_INTERNALS),
+    **dict.fromkeys(("SchedulerOutputs", "SamplerOutput", "ModelRunnerOutput"), NO_INTERNALS),
+}
+"""Classes that programs for vLLM import, with the reason why none is made here."""
+
+
+def stand_in(name: str) -> type:
+    """Return a class of that name, which can be imported and named in annotations; making one is refused."""
+
+    def refuse_making(self: object, *args: object, **kwargs: object) -> NoReturn:
+        refuse(name, STAND_INS[name])
+
+    doc = f"Not offered: {STAND_INS[name]}.\n\nRaises:\n    UnsupportedFeature: always.\n"
+    return type(name, (), {"__init__": refuse_making, "__doc__": doc, "__module__": "triolet.compat"})
+
+
 def request_ids(request_id: str | Iterable[str]) -> list[str]:
     """Return one id, or several, as a list."""
     return [request_id] if isinstance(request_id, str) else list(request_id)

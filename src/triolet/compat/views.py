@@ -238,3 +238,7 @@ def tokenizer_of(
             "get_tokenizer is not offered: the model has no tokenizer", field="tokenizer"
         )
     return Tokenizer(tokenizer, folder, trust_remote_code=trust_remote_code)
+
+
+AnyTokenizer = Tokenizer
+"""Name that vLLM has for a tokenizer of any kind."""
