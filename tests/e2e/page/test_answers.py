@@ -131,7 +131,7 @@ def test_probabilities_of_tokens_are_shown_by_mouse_and_by_keys(
         send(page, "Is it?")
         page.wait_for_selector(DONE)
         page.hover(".turn")
-        page.click("button[aria-label='Token probabilities']")
+        page.click("button[aria-label='Probabilities of tokens']")
         shown = [
             (one.inner_text(), one.get_attribute("class")) for one in page.query_selector_all(".tokens span")
         ]
@@ -145,7 +145,7 @@ def test_probabilities_of_tokens_are_shown_by_mouse_and_by_keys(
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
         assert page.inner_text(".card").replace("\xa0", " ") == "<b> 0.1 %"
-        page.click("button[aria-label='Token probabilities']")
+        page.click("button[aria-label='Probabilities of tokens']")
         assert page.is_visible(".answer") and not page.is_visible(".tokens")
     assert scribe.asked[0]["top_logprobs"] == 5
     assert scribe.asked[0]["include"] == ["message.output_text.logprobs"]
@@ -170,7 +170,7 @@ def test_the_engine_takes_what_the_page_asks_with(browser: Any, server: Server) 
         send(page, "Hello!")
         page.wait_for_selector(".turn:not([data-state=active])")
         page.hover(".turn")
-        page.click("button[aria-label='Token probabilities']")
+        page.click("button[aria-label='Probabilities of tokens']")
         assert page.inner_text(".tokens").lstrip().startswith("{")
 
 

@@ -33,6 +33,24 @@ def test_a_question_is_answered_and_the_next_one_continues_it(page: Any) -> None
     assert "TTFT" in facts and "tokens/s" in facts and "cached" in facts
 
 
+def test_the_first_words_say_which_model_it_is_and_what_to_try(browser: Any, server: Server) -> None:
+    def words() -> tuple[str, str, int]:
+        shown = page.inner_text(".lead"), page.inner_text("#first-words")
+        return (*shown, len(page.query_selector_all("#suggestions button")))
+
+    with opened(browser, server.url) as page:
+        lead, hint, count = words()
+        assert (lead, count) == ("Ask triolet-nano.", 4)
+        assert f"reads up to {server.model()['max_model_len']:,} tokens" in hint
+        card = {"id": "other<b>", "root": "/models/other", "max_model_len": 4096}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
+        page.reload()
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        lead, hint, count = words()
+        assert (lead, count) == ("Ask other<b>.", 4)
+        assert "reads up to 4,096 tokens" in hint and "comes with triolet" not in hint
+
+
 def test_an_answer_streams_and_can_be_stopped(page: Any, server: Server) -> None:
     ask_with(page, **ENDLESS)
     send(page, "Count from 1 to 40")
@@ -179,7 +197,17 @@ def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     assert total == sum(states)
     assert states[1] > 0
     assert page.inner_text("#ttft") != "–"
-    assert page.get_attribute("#rates .curve", "d").startswith("M")
+    assert page.inner_text("#gap") != "–"
+    for chart, names in (
+        ("rates", ("answers", "prompts")),
+        ("requests", ("running", "waiting")),
+        ("gaps", ("mean",)),
+    ):
+        assert [one.get_attribute("d")[0] for one in page.query_selector_all(f"#{chart} .curve")] == [
+            "M"
+        ] * len(names)
+        label = page.get_attribute(f"#{chart}", "aria-label")
+        assert all(f"{name} " in label for name in names) and "; most " in label
 
 
 @pytest.mark.slow
@@ -225,7 +253,8 @@ BORDERS = """() => {
         return isClear(colour) ? under(node.parentElement) : colour;
     };
     const found = {};
-    for (const one of document.querySelectorAll("button, textarea, .line, #target span, input:not([type=range])")) {
+    const controls = "button, textarea, select, .line, #target span, input:not([type=range])";
+    for (const one of document.querySelectorAll(controls)) {
         const style = getComputedStyle(one);
         const isShown = one.checkVisibility({ opacityProperty: true }) && style.borderTopStyle === "solid";
         if (!isShown || parseFloat(style.borderTopWidth) === 0 || isClear(style.borderTopColor)) continue;
@@ -243,11 +272,25 @@ def test_borders_of_controls_have_a_contrast_of_three(browser: Any, server: Serv
         found = page.evaluate(BORDERS)
         send(page, "Hello!")
         page.wait_for_selector(DONE)
+        page.click("#show-chats")
+        page.hover(".turn")
+        page.click("button[aria-label='Edit the question']")
+        found |= {f"chats {name}": colours for name, colours in page.evaluate(BORDERS).items()}
         page.click("#fork")
         found |= page.evaluate(BORDERS)
         page.evaluate("document.getElementById('key').showModal()")
         found |= page.evaluate(BORDERS)
-    assert {"Who are you?", "line", "instructions", "seed", "stop", "both", "key-value"} <= found.keys()
+    assert {
+        "Who are you?",
+        "line",
+        "instructions",
+        "seed",
+        "stop",
+        "both",
+        "key-value",
+        "format",
+        "chats search",
+    } <= found.keys()
     low = {
         name: (round(_contrast(border, inside), 2), round(_contrast(border, outside), 2))
         for name, (border, inside, outside) in found.items()

@@ -9,11 +9,11 @@ import { Options } from "./options.js";
 import { Settings } from "./settings.js";
 import { copyOnClick } from "./text/code.js";
 import { ChatsPanel } from "./view/chats_panel.js";
-import { element, find, recall, remember } from "./view/dom.js";
+import { find, recall, remember } from "./view/dom.js";
 import { LaneView } from "./view/lane_view.js";
 import { Models } from "./view/models.js";
+import { showWelcome } from "./view/welcome.js";
 
-const SUGGESTIONS = ["Who are you?", "Tell me a short story", "Count from 1 to 40", "What is 7 plus 5?"];
 const THEME = "triolet.theme";
 const base = new URL(".", location.href);
 
@@ -227,12 +227,6 @@ window.addEventListener("pagehide", () => {
   stop();
 });
 
-for (const suggestion of SUGGESTIONS) {
-  const button = element("button", { type: "button", textContent: suggestion });
-  button.onclick = () => send(suggestion);
-  find("suggestions").append(element("li", {}, button));
-}
-
 // ------------------------------------------------------------------------------------------- start
 
 async function findModels() {
@@ -270,8 +264,12 @@ async function start() {
   const options = Options.stored();
   const [key, cards] = await findModels();
   const choose = (into, { id, max_model_len: longest }) => Object.assign(into, { model: id, longest });
-  const models = new Models(cards, (card) => lanes.forEach((lane) => choose(lane.options, card)));
+  const models = new Models(cards, (card) => {
+    for (const lane of lanes) choose(lane.options, card);
+    showWelcome(card, send);
+  });
   choose(options, models.chosen);
+  showWelcome(models.chosen, send);
   const url = new URL("v1/responses", base);
   url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
   connection = new Connection(url.href, key);

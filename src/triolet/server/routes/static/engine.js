@@ -1,21 +1,23 @@
 // State of the engine, read from /metrics once a second while the page is visible.
 
+import { parse } from "./metrics.js";
+import { Chart, shown } from "./view/chart.js";
+
 const INTERVAL_MS = 1000;
 const TIMEOUT_MS = 3000; // a server that is slower than this is said to be silent
-const NUM_RATES = 60;
 const STATES = ["in_use", "cached", "free"];
-const SAMPLE = /^([\w:]+?)(?:\{(.*)\})? ([\d.eE+-]+|NaN|\+Inf)$/;
 
 export class EngineView {
   #before = null; // the sample that the next rate counts from
   #last = null; // the latest sample, also of a server that has gone since
   #lastAt = null; // its time
-  #rates = [];
   #timer = 0;
   #isPolling = false;
 
   constructor(root) {
     this.find = (id) => root.getElementById(id);
+    const chart = (id, names) => new Chart(this.find(id).closest("figure"), names);
+    this.charts = { rates: chart("rates", ["answers", "prompts"]), requests: chart("requests", ["running", "waiting"]), gaps: chart("gaps", ["mean"]) };
     root.addEventListener("visibilitychange", () => (root.hidden ? this.pause() : this.start()));
   }
 
@@ -59,7 +61,7 @@ export class EngineView {
   // A rate needs two samples in a row, and the curve has a point for every second.
   #breakCurve() {
     this.#before = null;
-    this.#rates = [];
+    for (const chart of Object.values(this.charts)) chart.clear();
   }
 
   #show(now, time) {
@@ -70,7 +72,8 @@ export class EngineView {
     this.#setText("running", now.running);
     this.#setText("waiting", now.waiting);
     this.#showBlocks(now.blocks);
-    if (isRestarted) this.#setText("ttft", "–");
+    if (isRestarted) for (const name of ["ttft", "gap"]) this.#setText(name, "–");
+    this.#setText("hits", now.promptTokens ? `${Math.round((100 * now.cachedTokens) / now.promptTokens)}\u00a0%` : "–");
     if (!before || isRestarted) {
       this.#before = { ...now, time };
       this.#setText("rate", "–");
@@ -78,14 +81,14 @@ export class EngineView {
     }
     if (time - before.time < INTERVAL_MS / 2) return; // too short for a rate
     this.#before = { ...now, time };
-    const rate = Math.max(0, (now.tokens - before.tokens) / ((time - before.time) / 1000));
-    this.#rates = [...this.#rates, rate].slice(-NUM_RATES);
-    this.#setText("rate", rate < 10 ? rate.toFixed(1) : Math.round(rate));
-    if (now.firstTokens > before.firstTokens) {
-      const seconds = (now.firstTokenSeconds - before.firstTokenSeconds) / (now.firstTokens - before.firstTokens);
-      this.#setTime(seconds);
-    }
-    this.#draw();
+    const grown = (name) => Math.max(0, now[name] - before[name]);
+    const seconds = (time - before.time) / 1000;
+    this.#setText("rate", shown(grown("tokens") / seconds));
+    if (grown("firstTokens")) this.#setTime("ttft", grown("firstTokenSeconds") / grown("firstTokens"));
+    if (grown("gaps")) this.#setTime("gap", grown("gapSeconds") / grown("gaps"));
+    this.charts.rates.add(grown("tokens") / seconds, grown("promptTokens") / seconds);
+    this.charts.requests.add(now.running, now.waiting);
+    this.charts.gaps.add(grown("gaps") ? (1000 * grown("gapSeconds")) / grown("gaps") : 0);
   }
 
   #showBlocks(blocks) {
@@ -98,43 +101,13 @@ export class EngineView {
     this.find("blocks").setAttribute("aria-label", STATES.map((state) => `${blocks[state]} ${state.replace("_", " ")}`).join(", "));
   }
 
-  #setTime(seconds) {
+  #setTime(id, seconds) {
     const isLong = seconds >= 1;
     const unit = Object.assign(document.createElement("small"), { textContent: isLong ? "s" : "ms" });
-    this.find("ttft").replaceChildren(isLong ? seconds.toFixed(1) : Math.round(seconds * 1000), unit);
-  }
-
-  // A step of the curve is a second; its height is relative to the highest one shown.
-  #draw() {
-    const most = Math.max(...this.#rates, 1);
-    const width = 120 / (NUM_RATES - 1);
-    const from = 120 - width * (this.#rates.length - 1);
-    const points = this.#rates.map((rate, at) => `${(from + at * width).toFixed(2)},${(31 - (29 * rate) / most).toFixed(2)}`);
-    const [area, curve] = this.find("rates").children;
-    curve.setAttribute("d", `M${points.join("L")}`);
-    area.setAttribute("d", `M${from.toFixed(2)},32L${points.join("L")}L120,32Z`);
+    this.find(id).replaceChildren(isLong ? seconds.toFixed(1) : shown(seconds * 1000), unit);
   }
 
   #setText(id, text) {
     this.find(id).textContent = text;
   }
-}
-
-function parse(text) {
-  const now = { running: 0, waiting: 0, tokens: 0, firstTokens: 0, firstTokenSeconds: 0, blocks: {} };
-  const simple = {
-    num_requests_running: "running",
-    num_requests_waiting: "waiting",
-    generation_tokens_total: "tokens",
-    time_to_first_token_seconds_count: "firstTokens",
-    time_to_first_token_seconds_sum: "firstTokenSeconds",
-  };
-  for (const line of text.split("\n")) {
-    const sample = SAMPLE.exec(line);
-    if (!sample) continue;
-    const name = Object.keys(simple).find((suffix) => sample[1].endsWith(suffix)); // whatever the prefix
-    if (name) now[simple[name]] = Number(sample[3]);
-    if (sample[1].endsWith("kv_blocks")) now.blocks[/state="(\w+)"/.exec(sample[2])[1]] = Number(sample[3]);
-  }
-  return now;
 }

@@ -61,7 +61,10 @@ export class LaneView {
   }
 
   #showHead() {
-    this.head.hidden = this.acts.isAlone();
+    // The only lane needs no name, but what is read out keeps its order of headings.
+    const isAlone = this.acts.isAlone();
+    this.head.classList.toggle("unseen", isAlone);
+    if (isAlone) return this.head.replaceChildren("Chat");
     const { name, options } = this.lane;
     const close = quiet("close", () => this.acts.close(this.lane), `Close lane ${name.toUpperCase()}`);
     const facts = element("span", {}, ...options.summary.flatMap(([one, value], at) => [at ? " · " : "", `${one} `, element("bdi", { textContent: value })]));

@@ -27,7 +27,7 @@ export class TurnView {
     this.waits = element("div", { className: "waits", hidden: true });
     this.branches = element("span", { className: "branches", hidden: true });
     this.leave = quiet("New chat with this question", acts.leave);
-    this.probabilities = quiet("tokens", () => this.#turnTokens(), "Token probabilities");
+    this.probabilities = quiet("tokens", () => this.#turnTokens(), "Probabilities of tokens");
     this.copy = quiet("copy", () => this.#copy(), "Copy the answer");
     this.edit = quiet("edit", () => this.#edit(), "Edit the question");
     this.again = quiet("regenerate", () => acts.askAgain(turn), "Regenerate the answer");
