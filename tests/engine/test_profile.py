@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def check_trace(path: Path, num_steps: int) -> None:
     sums = {one.name: one for one in phase_sums(events)}
     assert sums["step"].count >= num_steps
     assert sum(sums[name].total_us for name in PHASES) == pytest.approx(sums["step"].total_us, rel=0.05)
+    by_step = defaultdict[tuple[int, int], dict[str, float]](dict)
+    for event in events:
+        if event.get("cat") == "triolet" and event["name"] in ("step", *PHASES):
+            by_step[event["args"]["step_id"], event["args"]["index"]][event["name"]] = event["dur"]
+    assert len(by_step) == sums["step"].count
+    for (_, index), spans in by_step.items():
+        assert spans.keys() == {"step", *PHASES} - ({"plan"} if index else set())
+        assert sum(spans[name] for name in PHASES if name in spans) == pytest.approx(spans["step"], rel=0.05)
     # the engine's spans lie within torch's time
     stamps = [event["ts"] for event in events if event.get("cat") == "cpu_op"]
     first = min(event["ts"] for event in events if event["name"] == "step")
@@ -88,10 +97,13 @@ async def test_a_trace_has_every_step_and_its_phases_add_up(runner: str, tmp_pat
     async with triolet.open_engine(**fields) as engine:
         params = triolet.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         await engine.start_profile()
+        num_before = engine.statistics().steps
         for temperature in (0.0, 1.0):
             params = triolet.SamplingParams(max_tokens=12, temperature=temperature, ignore_eos=True)
             await engine.complete("Hello!", params)
-        check_trace(Path(await engine.stop_profile()), 24)
+        num_steps = engine.statistics().steps - num_before
+        assert num_steps >= 24
+        check_trace(Path(await engine.stop_profile()), num_steps)
         await engine.complete("Hello!", params)
 
 

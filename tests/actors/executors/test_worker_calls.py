@@ -18,8 +18,10 @@ from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.worker_call import WorkerCall
+from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import (
+    EngineUnhealthy,
     InvalidRequest,
     RunnerDied,
     UnknownWorkerMethod,
@@ -83,12 +85,17 @@ async def test_a_call_returns_and_raises_what_its_method_does_and_the_runner_goe
 
 
 @pytest.mark.parametrize(
-    ("method", "limit_s"), [("hang", 0.5), pytest.param("exit", 30.0, marks=pytest.mark.slow)]
+    ("method", "limit_s"),
+    [
+        ("hang", 0.5),
+        pytest.param("hang", None, marks=pytest.mark.slow),  # as long as a step may take
+        pytest.param("exit", 30.0, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_call_that_hangs_or_dies_ends_its_process_and_the_streams_go_on(
-    method: str, limit_s: float
+    method: str, limit_s: float | None
 ) -> None:
-    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
+    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16, step_timeout=2.0)
     params = SamplingParams(max_tokens=60, seed=5)
     async with run_engine(config, executor_that(), LetterTokenizer) as engine:
         with trio.fail_after(60):
@@ -117,3 +124,31 @@ async def test_a_caller_stops_waiting_in_time_and_the_thread_ends_the_call_befor
         assert await engine.collective_rpc("echo") == [([], {})]
         assert len(ended) == 1
         assert engine.statistics().num_restarts == 0
+
+
+async def test_a_call_that_hangs_in_a_thread_makes_the_engine_unhealthy_until_it_ends() -> None:
+    is_released = threading.Event()
+    config = EngineConfig(runner="thread", step_timeout=0.2)
+    async with (
+        run_engine(config, make("thread"), LetterTokenizer) as engine,
+        engine.generate([5] * 5, SamplingParams(max_tokens=60, seed=5)) as stream,
+        trio.open_nursery() as nursery,
+    ):
+        await stream.__anext__()
+        nursery.start_soon(engine.apply_model, lambda model: is_released.wait(60))
+        with trio.fail_after(30):
+            while is_healthy(engine):  # noqa: ASYNC110 - health is asked for, and tells of no change
+                await trio.sleep(0.01)
+            is_released.set()
+            text = await stream.text()
+        assert [ord(char) - 65 for char in text] == list(answer_of([5] * 5, 5, 60))
+        assert is_healthy(engine)
+        assert engine.statistics().num_restarts == 0
+
+
+def is_healthy(engine: Engine) -> bool:
+    try:
+        engine.check_health()
+    except EngineUnhealthy:
+        return False
+    return True
