@@ -13,7 +13,7 @@ from triolet import SamplingParams
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine import weights
 from triolet.engine.engine import Engine
-from triolet.errors import EngineDead, ResourceShortage, RunnerDied
+from triolet.errors import EngineDead, InvalidRequest, ResourceShortage, RunnerDied
 
 NUM_TOKENS = 20
 
@@ -158,3 +158,19 @@ async def test_a_shortage_of_processes_refuses_no_weights(autojump_clock: MockCl
         executor.faults = [ResourceShortage("processes or threads", "a process for the model runner")] * 2
         assert await engine.reload_weights("/new-3") == 1
         assert await first_token(engine) == (token_of(3), 1)
+
+
+async def test_an_update_in_sleep_comes_on_top_of_the_one_before(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[tuple[str, str]]()
+    monkeypatch.setattr(
+        weights, "write_update", lambda current, new, updates: written.append((str(current), str(new)))
+    )
+    async with fake_engine(Sleeper()) as engine:
+        await engine.sleep(1)
+        assert await engine.update_weights({"a": 1}) == await engine.update_weights({"b": 2}) == 1
+        assert [current for current, _ in written] == ["/nowhere", written[0][1]]
+        for wrong in (5, [1], ["abc"]):
+            with pytest.raises(InvalidRequest, match="tensors must be a mapping or pairs"):
+                await engine.update_weights(wrong)  # type: ignore[arg-type]

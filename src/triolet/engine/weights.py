@@ -21,7 +21,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.sleep import WEIGHTS, check_mode
 from triolet.engine.pause import PauseMethods
 from triolet.engine.submission import check_type
-from triolet.errors import InvalidRequest
+from triolet.errors import InvalidRequest, shown
 
 
 class WeightMethods(PauseMethods):
@@ -83,18 +83,28 @@ class WeightMethods(PauseMethods):
         Args:
             tensors: torch tensors by the names that they have in the checkpoint, of the same shapes and dtypes.
             mode: see `reload_weights`, as for errors.
+        Raises:
+            ModelFileError: the folder cannot be written, as on a full disk.
         """
         self._run.check()
         check_mode(mode)
         self._availability.check_open()
-        updates = dict(tensors)
+        try:
+            updates = dict(tensors)
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"tensors must be a mapping or pairs of names and tensors; got {shown(tensors)}",
+                field="tensors",
+                got=tensors,
+            ) from None
         if not updates:
             raise InvalidRequest("tensors must hold at least one tensor; got none", field="tensors")
         async with self._weights_lock:
             if self._updates is None:
                 self._updates = Path(tempfile.mkdtemp(prefix="triolet-weights-"))
             folder = self._updates / str(next(self._update_numbers))
-            former = self.weights_folder
+            # What was asked for while the engine slept is not in use yet, and this update comes on top of it.
+            former = self._core.weights.requested or self.weights_folder
             try:
                 await self._work(partial(write_update, Path(former), folder, updates))
                 version = await self._exchange(str(folder), mode)

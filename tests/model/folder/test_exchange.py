@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triolet.errors import ModelError, ModelFileError, ModelNotFound, UnsupportedModel, WeightsMismatch
+from triolet.errors import (
+    InvalidRequest,
+    ModelError,
+    ModelFileError,
+    ModelNotFound,
+    UnsupportedModel,
+    WeightsMismatch,
+)
+from triolet.model.folder import exchange
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.exchange import UPDATED, check_exchange, write_update
 
@@ -87,4 +97,28 @@ def test_an_update_holds_the_latest_value_of_every_tensor(tmp_path: Path) -> Non
     ):
         with pytest.raises(WeightsMismatch, match=named):
             write_update(current, tmp_path / "third", updates)
+    wrong: list[dict[Any, Any]] = [
+        {"a": 5},
+        {"a": None},
+        {5: torch.zeros(1)},
+        {"a": torch.zeros(4, 2).to_sparse()},
+        {"a": torch.zeros(4, 2, device="meta")},
+    ]
+    for values in wrong:
+        with pytest.raises(InvalidRequest, match="tensors must have names and dense torch tensors"):
+            write_update(current, tmp_path / "third", values)
     assert not (tmp_path / "third").exists()
+
+
+def test_a_full_disk_under_an_update_is_an_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = folder_of(tmp_path / "current")
+    for number, error in enumerate((SafetensorError("No space left"), OSError(errno.ENOSPC, "full"))):
+
+        def fail(tensors: object, path: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(exchange, "save_file", fail)
+        with pytest.raises(ModelFileError, match="cannot be written: No space left"):
+            write_update(current, tmp_path / str(number), {"a": torch.zeros(4, 2)})

@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from triolet.errors import ModelFileError, ModelNotFound, UnsupportedModel, WeightsMismatch
+from triolet.errors import (
+    InvalidRequest,
+    ModelFileError,
+    ModelNotFound,
+    UnsupportedModel,
+    WeightsMismatch,
+    shown,
+)
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import read_json_object
 
@@ -80,6 +88,7 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     Raises:
         UnsupportedModel: the engine reads a GGUF file.
         WeightsMismatch: a name is unknown, or a tensor has another shape or dtype.
+        InvalidRequest: a value is no dense tensor.
         ModelFileError: a file of the folder in use cannot be read, or the new one cannot be written.
     """
     if current.is_file():
@@ -103,11 +112,21 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
         # The updated file comes last: the other files hold the old values of its tensors, and the last one counts.
         places |= dict.fromkeys(tensors, UPDATED)
         (new / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
-    except OSError as error:
-        raise ModelFileError(new, f"cannot be written: {os.strerror(error.errno or 0)}") from error
+    except (OSError, SafetensorError) as error:  # a full disk may be either
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+        raise ModelFileError(new, f"cannot be written: {reason}") from error
 
 
 def _check_updates(checkpoint: Checkpoint, updates: Mapping[str, Tensor]) -> None:
+    for name, tensor in updates.items():
+        is_tensor = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if not isinstance(name, str) or not is_tensor:
+            what = str(tensor.layout) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InvalidRequest(
+                f"tensors must have names and dense torch tensors with values; got {shown(name)}: {what}",
+                field="tensors",
+                got=name,
+            )
     unused = [name for name in updates if name not in checkpoint.tensors]
     misshapen = []
     for name, tensor in updates.items():
