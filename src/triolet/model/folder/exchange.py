@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -117,7 +117,7 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
         raise ModelFileError(new, f"cannot be written: {reason}") from error
 
 
-def _check_updates(checkpoint: Checkpoint, updates: Mapping[str, Tensor]) -> None:
+def _check_updates(checkpoint: Checkpoint, updates: Mapping[Any, Any]) -> None:
     for name, tensor in updates.items():
         is_tensor = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
         if not isinstance(name, str) or not is_tensor:
