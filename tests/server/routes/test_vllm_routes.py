@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,26 @@ async def test_a_wrong_call_is_refused_by_its_field(body: Any, field: str, autoj
 async def test_a_call_without_a_worker_names_the_method(autojump_clock: MockClock) -> None:
     async with serving() as scene:
         assert (await scene.post(RPC, {"method": "m"})).error[0] == 400
+
+
+ROUTES = """
+GET /ping /load /health /metrics /version /v1/models /is_sleeping /is_paused /weight_info
+POST /ping /sleep /wake_up /pause /resume /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /collective_rpc
+POST /score /v1/score /rerank /v1/rerank /v2/rerank /classify /pooling /v1/embeddings /tokenize /detokenize
+POST /start_profile /stop_profile /v1/load_lora_adapter /v1/unload_lora_adapter /update_weights_from_disk
+POST /v1/chat/completions /v1/completions /v1/responses
+"""
+
+
+async def test_every_route_that_programs_for_vllm_call_is_there(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    config = GatewayConfig(lora_dir=str(tmp_path))
+    async with serving(config=config, profile_dir=str(tmp_path), enable_lora=True) as scene:
+        assert (await scene.post("/no/such/route")).status == 404
+        for line in ROUTES.split("\n"):
+            method, *paths = line.split() or [""]
+            for path in paths:
+                answer = await scene.call(method, path, None if method == "GET" else {}).run()
+                # without a body most are 400: that they answer is what is held here
+                assert answer.status not in (404, 405, 500), (method, path)
