@@ -18,6 +18,7 @@ pause. When the root gives up the engine is dead, and every reader gets the caus
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from functools import partial
 
@@ -26,7 +27,6 @@ from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import detokenizer_actor
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.hash_key import hash_key
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.model_runner import model_runner_actor
 from triolet.actors.scheduler import scheduler_actor
@@ -80,7 +80,7 @@ def build_supervision_tree(
         progress,
         grammars,
         config,
-        hash_key(config),
+        _hash_key(config),
         halt=executor.halt,
         report=on_step,
     )
@@ -154,3 +154,12 @@ def build_supervision_tree(
         period_s=60.0,
         num_achieved=core.num_steps_done,
     )
+
+
+def _hash_key(config: EngineConfig) -> bytes:
+    """Return the key of the hashes of the prefix cache: random, unless it is that of a prefix store."""
+    if config.kv_store is None:
+        return secrets.token_bytes(32)
+    from triolet.actors.executors.hash_key import hash_key  # imported here because most engines have no store
+
+    return hash_key(config)

@@ -26,7 +26,7 @@ def packed_call(call: WorkerCall) -> CallWorker:
         )
     try:
         arguments = pack_value([list(call.args), dict(call.kwargs)], _tensor_bytes)
-        request = CallWorker(call.target, call.is_on_model, arguments)
+        request = CallWorker(call.target, call.is_on_model, arguments, call.invalidates)
         REQUESTS.pack(request)  # a frame that is too long is refused here, while the process still waits
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from tests.model.tiny import make_model
 from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
 from triolet import Engine, EngineStatistics, LoRARequest, SamplingParams
 from triolet.errors import ConfigError
+from triolet.model.memory.block_files import BlockFiles
+from triolet.workers import runner as workers_runner
 
 PROMPT = [(7 * position) % 300 + 1 for position in range(150)]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -234,3 +238,95 @@ async def test_files_of_others_are_left_alone(model: Path, tmp_path: Path) -> No
     found, statistics = await answered(model, tmp_path, kv_store_bytes=2**40)
     assert (found, statistics.external_prefix_cache_hits > 0) == (expected, True)
     assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+async def test_after_a_call_that_changes_weights_nothing_is_read_or_written(
+    model: Path, tmp_path: Path, runner: str
+) -> None:
+    await answered(model, tmp_path)
+    files = files_of(tmp_path)
+    async with open_engine(model, tmp_path, runner=runner) as engine:
+        await engine.collective_rpc("check_health")
+        await answer(engine)
+        hits = engine.statistics().external_prefix_cache_hits
+        assert hits >= FULL - 1
+        await engine.collective_rpc("check_health", invalidates=True)
+        await answer(engine)
+        await answer(engine, [1, *PROMPT])
+        assert engine.statistics().external_prefix_cache_hits == hits
+    assert files_of(tmp_path) == files
+
+
+@pytest.mark.parametrize("fields", [{"max_model_len": 256}, {"block_size": 8}, {"dtype": "bfloat16"}])
+async def test_files_of_another_configuration_are_not_read(
+    model: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    # A longest length decides how a model with two ranges of positions places its tokens.
+    await answered(model, tmp_path)
+    _, statistics = await answered(model, tmp_path, **fields)
+    assert statistics.external_prefix_cache_hits == 0
+
+
+def test_a_process_that_ends_in_order_waits_for_what_is_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Writing:
+        num_flushed = 0
+
+        def flush(self) -> None:
+            self.num_flushed += 1
+
+    def exit_(status: int) -> None:
+        raise SystemExit(status)
+
+    one = Writing()
+    monkeypatch.setattr(workers_runner, "_writing", [one])
+    monkeypatch.setattr("triolet.workers.runner.os._exit", exit_)
+    with pytest.raises(SystemExit):
+        workers_runner._leave(1)  # a restart does not wait
+    assert one.num_flushed == 0
+    with pytest.raises(SystemExit):
+        workers_runner._leave(0)
+    assert one.num_flushed == 1
+
+
+def test_a_flush_waits_for_what_is_pending_and_not_for_longer_than_it_may(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path / "model", 2**20)
+    keys = [bytes([number] * 16) for number in range(40)]
+    for key in keys:
+        files.write(key, bytearray(1000))
+    files.flush(30.0)
+    assert len(files_of(tmp_path)) == len(keys)
+    files.close()
+
+
+async def test_two_engines_together_stay_within_the_bound(model: Path, tmp_path: Path) -> None:
+    await answered(model, tmp_path / "probe")
+    bound = 60 * files_of(tmp_path / "probe")[0].stat().st_size
+    store = tmp_path / "store"
+    async with (
+        open_engine(model, store, kv_store_bytes=bound) as one,
+        open_engine(model, store, kv_store_bytes=bound) as other,
+    ):
+        for seed in range(1, 31):
+            await answer(one if seed % 2 else other, [seed, *PROMPT])
+            # Each may write a twentieth of the bound between two counts.
+            assert len(files_of(store)) <= 66
+
+
+async def test_plain_engines_run_no_file_of_the_store(model: Path) -> None:
+    names = ("hash_key.py", "prefix_store.py", "block_files.py")
+    ran: set[str] = set()
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            ran.add(Path(frame.f_code.co_filename).name)
+
+    sys.setprofile(called)
+    try:
+        await answered(model, None)
+    finally:
+        sys.setprofile(None)
+    assert "scheduler.py" in ran
+    assert not ran & set(names)

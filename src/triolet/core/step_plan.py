@@ -245,6 +245,15 @@ class AdapterRunner(StepRunner, Protocol):
         ...
 
 
+@runtime_checkable
+class WritingRunner(StepRunner, Protocol):
+    """A runner that writes behind its steps."""
+
+    def flush(self) -> None:
+        """Wait until that is written, less than a second."""
+        ...
+
+
 class StepsInBackground(Protocol):
     """A plan that is being computed in the background."""
 

@@ -24,12 +24,14 @@ class WorkerCall:
         is_on_model: whether the target gets the model and not the worker.
         args: positional arguments.
         kwargs: keyword arguments.
+        invalidates: whether it may change what the model computes; the runner then leaves the prefix store.
     """
 
     target: str | Callable[..., Any]
     is_on_model: bool = False
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    invalidates: bool = False
 
     @property
     def name(self) -> str:

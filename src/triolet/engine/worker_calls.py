@@ -60,7 +60,9 @@ class WorkerCallMethods(AdapterMethods):
             RunnerDied: the process ended in the call.
         """
         return [
-            await self._call(WorkerCall(method, False, tuple(args), dict(kwargs or {})), timeout, invalidates)
+            await self._call(
+                WorkerCall(method, False, tuple(args), dict(kwargs or {}), invalidates), timeout, invalidates
+            )
         ]
 
     async def apply_model(
@@ -76,7 +78,7 @@ class WorkerCallMethods(AdapterMethods):
             func: the function; its name, `module:function`, where the model runs in a process, which imports it.
             timeout: as for `collective_rpc`, which the results and the errors are those of, too.
         """
-        return [await self._call(WorkerCall(func, True), timeout, invalidates)]
+        return [await self._call(WorkerCall(func, True, invalidates=invalidates), timeout, invalidates)]
 
     async def start_profile(self, prefix: str | None = None) -> None:
         """Record the steps from now on: their spans, and what torch's profiler sees of them.

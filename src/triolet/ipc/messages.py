@@ -348,6 +348,7 @@ class CallWorker:
     target: str  # name of the method, or module:function
     is_on_model: bool
     arguments: bytes  # positional and keyword arguments; see `ipc.values`
+    invalidates: bool
 
 
 @attrs.frozen

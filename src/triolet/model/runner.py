@@ -112,8 +112,17 @@ class ModelRunner:
         """Keep KV of prefixes in a store, which is opened for the KV cache."""
         self._store = open_store(self._cache)
 
+    def flush(self) -> None:
+        """Wait a little for what is still to be written to the prefix store."""
+        if self._store is not None:
+            self._store.flush()
+
     def call(self, call: WorkerCall) -> object:
         """Call a method of the worker, or a function with the model; see `core.worker_call.CallableRunner`."""
+        if (
+            call.invalidates
+        ):  # what is computed from now on belongs to no files, and what they hold to other weights
+            self._store = None
         return call_worker(self.worker, call)
 
     def reset(self) -> None:
@@ -178,6 +187,12 @@ class ModelRunner:
     def _load_prefixes(self, store: PrefixStore, plan: StepPlan) -> StepPlan:
         """Save and load the blocks that a plan names; return what is left to compute."""
         store.save(plan.saves)  # first: the blocks may be those of other rows by now
+        # Told before anything is written: pages beyond the highest block are given back to the system when it is idle.
+        self._table.highest_block_id = max(
+            [self._table.highest_block_id, *(load.block_id for load in plan.loads)]
+        )
+        if self._pages is not None:
+            self._pages.reach(self._table.highest_block_id)
         rest = store.load_into(plan)
         for row in rest.rows:
             self._table.note_loaded(row.row_id, row.start)

@@ -37,7 +37,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, steps_of
+from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, WritingRunner, steps_of
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
@@ -62,6 +62,9 @@ IMPORT_REPORT_S = 0.1  # between two reports that modules are being imported
 
 
 Load = Callable[[EngineConfig, OnProgress], tuple[StepRunner, ModelInfo]]
+
+# The runner, if it writes behind its steps: in whatever thread the process ends, that is waited for.
+_writing: list[WritingRunner] = []
 
 
 class Transport(Protocol):
@@ -151,6 +154,8 @@ def serve(load: Load, transport: Transport, prepare: Callable[[OnProgress], None
 
 def _leave(status: int) -> NoReturn:
     # Nothing needs to be saved, and taking down an interpreter with torch in it takes a second.
+    for runner in _writing if status == 0 else ():
+        runner.flush()
     sys.stderr.flush()
     os._exit(status)
 
@@ -163,6 +168,8 @@ def _replies(
         if isinstance(request, EngineConfig):
             with typed_shortages("loading the model"):
                 runner, info = load(request, transport.reply)
+            if request.stores_blocks and isinstance(runner, WritingRunner):
+                _writing.append(runner)
             gc.collect()  # the loaded model is there to stay: no later collection need look at it
             gc.freeze()
             yield attrs.evolve(info, process_id=os.getpid())
@@ -187,7 +194,7 @@ def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
     outcome = WorkerOutcome()
     try:
         args, kwargs = unpack_value(request.arguments, _tensor_of)
-        call = WorkerCall(request.target, request.is_on_model, tuple(args), kwargs)
+        call = WorkerCall(request.target, request.is_on_model, tuple(args), kwargs, request.invalidates)
         outcome = outcome_of(runner, call)
         if outcome.error is None:
             answer = CallAnswer(pack_value(outcome.value, _tensor_bytes))

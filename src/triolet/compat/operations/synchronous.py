@@ -267,11 +267,12 @@ class EngineOperations(EngineFacts):
             InvalidRequest: the engine sleeps.
             Exception: what the method raises.
         """
-        return [self._call(WorkerCall(method, False, tuple(args), dict(kwargs or {})), timeout)]
+        # vLLM's have no word for whether a call changes the weights.
+        return [self._call(WorkerCall(method, False, tuple(args), dict(kwargs or {}), True), timeout)]
 
     def apply_model(self, func: str | Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model, here and now; a string names it as `module:function`."""
-        return [self._call(WorkerCall(func, True), None)]
+        return [self._call(WorkerCall(func, True, invalidates=True), None)]
 
     def start_profile(self, profile_prefix: str | None = None, **vllm_only: object) -> None:
         """Record the steps from now on; see `triolet.Engine.start_profile`."""

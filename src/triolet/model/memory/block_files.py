@@ -32,6 +32,7 @@ _SUFFIX: Final = ".kv"
 _MAX_PENDING_BYTES: Final = 256 * 2**20
 _CLOSING_S: Final = 5.0  # time to write what is pending when the model is let go
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
+_UNCOUNTED_SHARE: Final = 0.05  # of the bound: so much each process may write between two counts
 _STALE_S: Final = 3600.0  # an unfinished file of this age was left behind by a process that was killed
 
 
@@ -51,6 +52,7 @@ class _Writer:
     # Of all files of the store, those of other models included; what other processes write is counted when files are
     # removed.
     num_bytes: int = 0
+    num_uncounted_bytes: int = 0  # written since they were counted
     has_warned: bool = False
 
     def run(self) -> None:
@@ -72,7 +74,11 @@ class _Writer:
 
     def _write(self, key: bytes, content: bytearray) -> None:
         size = _HEADER.size + len(content)
-        if self.num_bytes + size > self.max_bytes:
+        # Counted anew from time to time: other processes write, too.
+        if (
+            self.num_bytes + size > self.max_bytes
+            or self.num_uncounted_bytes > _UNCOUNTED_SHARE * self.max_bytes
+        ):
             self._make_room(size)
         descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix="new.")
         try:
@@ -87,17 +93,21 @@ class _Writer:
                 os.unlink(temporary)
             raise
         self.num_bytes += size
+        self.num_uncounted_bytes += size
         self.known.add(key)
         self.has_warned = False
 
     def _make_room(self, size: int) -> None:
+        self.num_uncounted_bytes = 0
         files = sorted(_files(self.folder.parent))
         self.num_bytes = sum(num_bytes for _, num_bytes, _ in files)
+        is_full = self.num_bytes + size > self.max_bytes
+        kept_bytes = _KEPT_SHARE * self.max_bytes if is_full else self.max_bytes
         for used_s, num_bytes, path in files:
             is_stale = path.suffix != _SUFFIX and used_s < time.time() - _STALE_S
             if path.suffix != _SUFFIX and not is_stale:
                 continue  # it is being written
-            if not is_stale and self.num_bytes + size <= _KEPT_SHARE * self.max_bytes:
+            if not is_stale and self.num_bytes + size <= kept_bytes:
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -123,6 +133,7 @@ class BlockFiles:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._writer = _Writer(folder, max_bytes)
+        self._num_dropped = 0  # blocks that came too fast
         names = [name.removesuffix(_SUFFIX) for name in os.listdir(folder) if name.endswith(_SUFFIX)]
         for name in names:
             with contextlib.suppress(ValueError):  # a file of somebody else
@@ -135,7 +146,7 @@ class BlockFiles:
     @property
     def num_failed(self) -> int:
         """Blocks that could not be written, since the start."""
-        return self._writer.num_failed
+        return self._writer.num_failed + self._num_dropped
 
     def has(self, key: bytes) -> bool:
         """Return whether there is a file for a block, or soon will be."""
@@ -145,6 +156,7 @@ class BlockFiles:
         """Write a block in the background; it is dropped if too much is waiting already."""
         writer = self._writer
         if writer.num_queued_bytes - writer.num_done_bytes + len(content) > _MAX_PENDING_BYTES:
+            self._num_dropped += 1
             return
         writer.num_queued_bytes += len(content)
         writer.pending[key] = content
@@ -184,6 +196,12 @@ class BlockFiles:
         del data[: _HEADER.size]
         self._writer.known.add(key)
         return data
+
+    def flush(self, limit_s: float) -> None:
+        """Wait until nothing waits to be written, so many seconds at most."""
+        until_s = time.monotonic() + limit_s
+        while self._writer.pending and time.monotonic() < until_s:
+            time.sleep(0.005)
 
     def close(self) -> None:
         """Write what is pending, for some seconds, and end the thread."""

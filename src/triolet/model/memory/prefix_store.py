@@ -8,6 +8,7 @@ whose file is damaged, is computed like any other, so that the scheduler need no
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from triolet.model.interface import LayerCache
 from triolet.model.memory.block_files import BlockFiles
 from triolet.model.weights_cache import identity_of
 
+FLUSH_S: Final = 0.8  # less than an engine waits for the end of its runner's process
 _LAYOUT: Final = 1  # version of the content of a block: keys and values of each layer, one after the other
 
 
@@ -53,6 +55,11 @@ class PrefixStore:
         num_failed = 0 if self._files is None else self._files.num_failed
         new, self._num_failed = num_failed - self._num_failed, num_failed
         return new
+
+    def flush(self) -> None:
+        """Wait until what was saved is written, `FLUSH_S` seconds at most."""
+        if self._files is not None:
+            self._files.flush(FLUSH_S)
 
     def save(self, saves: Iterable[BlockSave]) -> None:
         """Copy blocks out of the KV cache; those that are stored already are not."""
@@ -143,7 +150,16 @@ def store_of(config: EngineConfig, info: ModelInfo, cache: Sequence[LayerCache])
     files = None
     if config.kv_store is not None:
         shapes = [[*layer.keys.shape[1:], *layer.values.shape[1:], str(layer.keys.dtype)] for layer in cache]
-        computed_by = [info.architecture, info.backend, info.device, info.cpu_kernels, config.quantization]
+        computed_by = [
+            importlib.metadata.version("triolet"),
+            info.architecture,
+            info.backend,
+            info.device,
+            info.cpu_kernels,
+            config.quantization,
+            config.lora_dtype,
+            config.max_model_len,  # decides how a model with two ranges of positions (LongRoPE) places tokens
+        ]
         depends_on = [_LAYOUT, identity_of(_files_of(Path(info.folder))), shapes, computed_by]
         name = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]
         try:
@@ -157,6 +173,7 @@ def store_of(config: EngineConfig, info: ModelInfo, cache: Sequence[LayerCache])
 def _files_of(model: Path) -> list[Path]:
     """Return the files that a model was read from."""
     if model.is_dir():
-        return [*model.glob("*.safetensors"), model / "config.json"]
+        # With the code that it may bring.
+        return [*model.glob("*.safetensors"), *model.glob("*.py"), model / "config.json"]
     # All parts of a split GGUF file lie side by side.
     return [model, *model.parent.glob(model.name.partition("-00001-of-")[0] + "-*-of-*.gguf")]
