@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,16 @@ def test_a_sleep_ends_the_requests_or_lets_them_finish_first(plain: object) -> N
             engine.sleep(**wrong)
     with pytest.raises(InvalidRequest, match=r"^tags must be"):
         engine.wake_up(["head"])
+
+
+def test_nothing_holds_the_model_of_a_sleeping_engine() -> None:
+    engine = make()
+    ask(engine)
+    answers(engine, 2)
+    assert engine._runner is not None
+    runner = weakref.ref(engine._runner)
+    engine.sleep(mode="keep")
+    assert runner() is None  # at once, and not when garbage is collected
 
 
 def test_a_model_that_was_handed_in_sleeps_only_in_memory() -> None:
