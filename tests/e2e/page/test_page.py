@@ -173,6 +173,23 @@ def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Serv
         time.sleep(0.05)
 
 
+def test_a_reload_frees_it_even_if_the_last_message_is_lost(browser: Any, server: Server) -> None:
+    with opened(browser, server.url) as page:
+        page.add_init_script(
+            "const send = WebSocket.prototype.send; WebSocket.prototype.send = function (data) {"
+            "if (!data.includes('response.cancel')) send.call(this, data); };"
+        )
+        ask_with(page, **ENDLESS)
+        send(page, "Tell me a story")
+        wait_for_text(page, 5)
+        assert server.metrics()["num_requests_running"] == 1
+        page.reload()
+        began = time.monotonic()
+        while server.metrics()["num_requests_running"]:
+            assert time.monotonic() - began < 10
+            time.sleep(0.05)
+
+
 def test_parameters_go_along(page: Any) -> None:
     page.click("#show-settings")
     page.fill("#settings [name=max_output_tokens]", "3")

@@ -383,6 +383,10 @@ async def test_the_page_and_its_files_are_there_and_may_do_little() -> None:
             file = await scene.get(f"/static/{name}")
             assert (file.status, file.headers["content-type"]) == (200, kind)
             assert file.body
+            again = await scene.get(f"/static/{name}", headers={"if-none-match": file.headers["etag"]})
+            assert (again.status, again.body) == (304, b"")
+            other = await scene.get(f"/static/{name}", headers={"if-none-match": '"other"'})
+            assert (other.status, other.body) == (200, file.body)
         assert (await scene.get("/static/../app.py")).status == 404
         assert (await scene.get("/static/app.py")).status == 404
 

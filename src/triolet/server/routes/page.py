@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from importlib.resources import files
@@ -52,7 +53,7 @@ HEADERS: Final = {
 
 async def page(request: Request) -> Response:
     """Return the page itself."""
-    return _file("index.html")
+    return _file(request, "index.html")
 
 
 async def static(request: Request) -> Response:
@@ -60,7 +61,7 @@ async def static(request: Request) -> Response:
     name = request.path_params["name"]
     if name == PARAMETERS:
         return Response(parameters_module(), headers={"content-type": TYPES[".js"], **HEADERS})
-    return _file(name)
+    return _file(request, name)
 
 
 def parameters_module() -> str:
@@ -78,8 +79,16 @@ def parameters_module() -> str:
     return f"export const PARAMETERS = {json.dumps(controls, indent=2)};\n"
 
 
-def _file(name: str) -> Response:
+def _file(request: Request, name: str) -> Response:
     if name not in FILES:
         raise HTTPException(404)
     content = (FOLDER / name).read_bytes()
-    return Response(content, headers={"content-type": FILES[name], **HEADERS})
+    # A browser asks each time whether a file has changed, and is told in a few bytes that it has not.
+    headers = {
+        "content-type": FILES[name],
+        "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+        **HEADERS,
+    }
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)

@@ -222,9 +222,12 @@ document.addEventListener("keydown", (event) => {
 
 // Leaving the page cancels; a lost connection is resumed.
 window.addEventListener("pagehide", () => {
-  const chats = new Set([...closing, ...lanes].filter((lane) => lane.active).map((lane) => lane.chat));
-  store.leave([...chats]);
+  const active = [...closing, ...lanes].filter((lane) => lane.active);
   stop();
+  // What is sent on the socket now may not leave the page; this does.
+  const headers = connection.key ? { authorization: `Bearer ${connection.key}` } : {};
+  for (const { active: { id } } of active) if (id) fetch(`v1/responses/${encodeURIComponent(id)}/cancel`, { method: "POST", keepalive: true, headers });
+  store.leave([...new Set(active.map((lane) => lane.chat))]);
 });
 
 // ------------------------------------------------------------------------------------------- start

@@ -9,6 +9,7 @@ const FORMAT = "triolet-chats";
 
 export class Store extends EventTarget {
   #chats = new Map();
+  #deleted = new Set(); // keys: an answer that still ends must not bring its chat back
   #database = null;
 
   async open() {
@@ -25,6 +26,8 @@ export class Store extends EventTarget {
   async load() {
     if (!this.#database) return;
     const records = await done(this.#database.transaction("chats").objectStore("chats").getAll());
+    const kept = new Set(records.map(({ key }) => key));
+    for (const key of this.#chats.keys()) if (!kept.has(key)) this.#chats.delete(key);
     for (const record of records) {
       const known = this.#chats.get(record.key);
       try {
@@ -47,7 +50,7 @@ export class Store extends EventTarget {
   }
 
   put(chat) {
-    if (!chat.turns.length) return;
+    if (!chat.turns.length || this.#deleted.has(chat.key)) return;
     this.#chats.set(chat.key, chat);
     this.#write((chats) => chats.put(chat.record()));
     this.#tell();
@@ -55,7 +58,7 @@ export class Store extends EventTarget {
 
   // The page is being left: a database would be too slow.
   leave(chats) {
-    remember(LEFT, chats.filter((chat) => chat.turns.length).map((chat) => chat.record()));
+    remember(LEFT, chats.filter((chat) => chat.turns.length && !this.#deleted.has(chat.key)).map((chat) => chat.record()));
   }
 
   #takeLeft() {
@@ -71,6 +74,7 @@ export class Store extends EventTarget {
 
   delete(chat) {
     this.#chats.delete(chat.key);
+    this.#deleted.add(chat.key);
     this.#write((chats) => chats.delete(chat.key));
     this.#tell();
   }
@@ -91,7 +95,7 @@ export class Store extends EventTarget {
     if (file?.format !== FORMAT || file.version !== 1 || !Array.isArray(file.chats)) throw new Error(`the file must have format "${FORMAT}", version 1 and chats`);
     const chats = file.chats.map(Chat.of);
     for (const chat of chats) {
-      if (this.#chats.has(chat.key)) chat.key = new Chat().key;
+      if (this.#chats.has(chat.key) || this.#deleted.has(chat.key)) chat.key = new Chat().key;
       this.put(chat);
     }
     return chats.length;
