@@ -158,6 +158,7 @@ def test_an_llm_that_sleeps_refuses_to_answer_and_does_again_after_it() -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_new_weights_answer_as_a_fresh_engine_with_them_does(tmp_path: Path, plain: object) -> None:
     folder, changed = nudged(tmp_path / "new")
     fresh = make(str(folder))
