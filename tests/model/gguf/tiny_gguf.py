@@ -88,12 +88,23 @@ def add_tensor(
     writer.add_tensor(name, data, raw_dtype=quantised)
 
 
+# Where a block has its scale, and maybe that of its minima, and the spread of the values that a scale of 1 would give.
+_SCALES = {
+    "Q2_K": {80: 14.0, 82: 14.0 / 1.5},
+    "Q3_K": {108: 43.0},
+    "IQ4_NL": {0: 69.0},
+    "IQ4_XS": {0: 1276.0},
+}
+
+
 def random_blocks(shape: tuple[int, ...], kind: Type, generator: np.random.Generator) -> NDArray[np.uint8]:
-    """Return random bytes of a k-quant, with scales that give values like those of `tiny.randomise`."""
+    """Return random bytes of a type, with scales that give values like those of `tiny.randomise`."""
     values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (int(np.prod(shape)) // values, num_bytes), dtype=np.uint8)
     if kind is Type.Q6_K:  # the scale of the whole block, for int8 scales and 6-bit values
         scales = {208: 0.12 / 1350}
+    elif kind.name in _SCALES:
+        scales = {at: 0.12 / steps for at, steps in _SCALES[kind.name].items()}
     else:  # that of the values, with one of the minima that puts their mean near zero
         steps = 140 if kind is Type.Q4_K else 290
         scales = {0: 0.12 / steps, 2: 0.12 / steps * (7.5 if kind is Type.Q4_K else 15.5)}

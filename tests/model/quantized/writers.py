@@ -39,13 +39,22 @@ def _scales(dice: np.random.Generator, rows: int, columns: int) -> NDArray[np.fl
     return (dice.uniform(0.5, 1.5, (rows, columns)) * 0.004).astype(np.float16)
 
 
-def gptq(bits: int, group_size: int, *, act_order: bool = False, version: int = 1) -> Writer:
+def gptq(
+    bits: int,
+    group_size: int,
+    *,
+    act_order: bool = False,
+    version: int = 1,
+    zeros_below: int | None = None,
+) -> Writer:
+    """Layers of GPTQ, with zeros up to `zeros_below` - 1; None for all that there are."""
+
     def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
         size = num_in if group_size == -1 else group_size
         num_groups = num_in // size
         q = dice.integers(0, 2**bits, (num_out, num_in))
         # Version 1 stores zero - 1: a zero of 0 does not exist in it.
-        zeros = dice.integers(2 - version, 2**bits, (num_out, num_groups))
+        zeros = dice.integers(2 - version, zeros_below or 2**bits, (num_out, num_groups))
         scales = _scales(dice, num_groups, num_out)
         groups = np.arange(num_in) // size
         if act_order:
@@ -121,15 +130,27 @@ def _float8(dice: np.random.Generator, num_out: int, num_in: int) -> torch.Tenso
 
 
 def float_quantized(rows: str) -> Writer:
-    """Layers of compressed-tensors' FP8, with a scale per tensor or per row."""
+    """Layers of compressed-tensors' FP8, with a scale per tensor, row, group of 32 inputs or block of 32 x 32."""
 
     def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
         q = _float8(dice, num_out, num_in)
-        count = 1 if rows == "tensor" else num_out
-        scales = _scales(dice, count, 1)
+        sizes = {"tensor": (1, 1), "row": (num_out, 1), "group": (num_out, num_in // 32)}
+        shape = sizes.get(rows, (num_out // 32, num_in // 32))
+        scales = _scales(dice, *shape)
         scale = torch.from_numpy(scales)
         tensors = {"weight": q, "weight_scale": scale.flatten() if rows == "tensor" else scale}
-        return tensors, q.to(torch.float32).numpy() * scales.astype(np.float32)
+        spread = scales.repeat(num_out // shape[0], axis=0).repeat(num_in // shape[1], axis=1)
+        return tensors, q.to(torch.float32).numpy() * spread.astype(np.float32)
+
+    return write
+
+
+def with_input_scale(writer: Writer) -> Writer:
+    """The same layers with the scale of a static scheme, which is for activations."""
+
+    def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
+        tensors, weight = writer(dice, num_out, num_in)
+        return {**tensors, "input_scale": torch.tensor([0.7])}, weight
 
     return write
 
