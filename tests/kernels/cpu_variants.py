@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,7 @@ from triolet.kernels.cpu.targets import TARGETS, missing, runnable
 
 
 def compiled(name: str = "") -> ctypes.CDLL:
-    """The kernels for a target, or for the best that this machine can run.
-
-    Targets that share a library share what it remembers, too: one at a time.
-    """
+    """The kernels for a target, or for the best that this machine can run."""
     candidates = [target for target in runnable() if name in ("", target.name)]
     for target in candidates:
         try:
@@ -30,8 +29,18 @@ def compiled(name: str = "") -> ctypes.CDLL:
 
 @functools.cache
 def _built(name: str) -> Path:
-    """Kept in the user's cache like those that the engine builds."""
-    return build(next(target for target in TARGETS if target.name == name))
+    """Return a copy of the library that an engine would build and keep in the user's cache.
+
+    A library remembers whether it may use tiles, and `amx` and `avx512_bf16` are one library: with a copy for each, a
+    test of one leaves the other, and the engines of this process, as they are.
+    """
+    built = build(next(target for target in TARGETS if target.name == name))
+    return Path(shutil.copy(built, Path(_folder().name) / f"{name}.so"))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="triolet-kernels-")  # removed with this process
 
 
 VARIANTS: list[Any] = [
