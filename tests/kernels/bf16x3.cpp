@@ -4,7 +4,7 @@
 
 #include "gemm/bf16x3.h"
 
-EXPORT int has_tiles() { return ask_for_amx(true); }
+EXPORT int has_tiles() { return request_amx(true); }
 
 // out: [rows, num_out rounded up to whole panels], in the panels' order
 EXPORT void multiply(const float* weight, const float* bias, int num_out, int num_in, int gated, const float* x,
