@@ -6,6 +6,8 @@ import errno
 import os
 import random
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +20,7 @@ from tests.model.tiny import make_model
 from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
 from triolet import Engine, EngineStatistics, LoRARequest, SamplingParams
 from triolet.errors import ConfigError
+from triolet.model.memory import block_files
 from triolet.model.memory.block_files import BlockFiles
 from triolet.workers import runner as workers_runner
 
@@ -295,10 +298,46 @@ def test_a_flush_waits_for_what_is_pending_and_not_for_longer_than_it_may(tmp_pa
     files = BlockFiles(tmp_path / "model", 2**20)
     keys = [bytes([number] * 16) for number in range(40)]
     for key in keys:
-        files.write(key, bytearray(1000))
+        files.write(key, bytearray(1000), 0)
     files.flush(30.0)
     assert len(files_of(tmp_path)) == len(keys)
-    files.close()
+
+
+@pytest.mark.parametrize("runner", ["inline", "process"])
+async def test_a_prompt_that_is_all_an_engine_computes_is_stored(
+    model: Path, tmp_path: Path, runner: str
+) -> None:
+    async with open_engine(model, tmp_path, runner=runner) as engine:
+        await engine.complete(PROMPT, SamplingParams(max_tokens=1))
+    assert len(files_of(tmp_path)) == FULL // 16
+
+
+async def test_the_end_of_a_prompt_makes_room_before_its_beginning(model: Path, tmp_path: Path) -> None:
+    async with open_engine(model, tmp_path) as engine:
+        await engine.complete(PROMPT, SamplingParams(max_tokens=1))
+    for path in sorted(files_of(tmp_path), key=lambda path: path.stat().st_mtime_ns)[:5]:
+        path.unlink()
+    _, statistics = await answered(model, tmp_path)
+    assert statistics.external_prefix_cache_hits == FULL - 5 * 16
+
+
+def test_a_store_that_is_let_go_goes_on_writing_and_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    mkstemp = tempfile.mkstemp
+
+    def slow(*args: Any, **kwargs: Any) -> tuple[int, str]:
+        assert may_write.wait(30.0)
+        return mkstemp(*args, **kwargs)
+
+    monkeypatch.setattr("triolet.model.memory.block_files.tempfile.mkstemp", slow)
+    files = BlockFiles(tmp_path / "model", 2**20)
+    files.write(bytes(16), bytearray(1000), 0)
+    del files  # would wait for ever, if it waited
+    may_write.set()
+    block_files._write_the_rest()
+    assert len(files_of(tmp_path)) == 1
 
 
 async def test_two_engines_together_stay_within_the_bound(model: Path, tmp_path: Path) -> None:

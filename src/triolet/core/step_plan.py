@@ -94,7 +94,7 @@ class BlockSave:
 
 @attrs.frozen
 class StepPlan:
-    """One forward pass."""
+    """One forward pass; or none, but only blocks to save, if there are no rows."""
 
     step_id: int  # counts up from 1
     ended: tuple[int, ...]  # rows to forget, before `starts` are looked at

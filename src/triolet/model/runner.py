@@ -145,6 +145,8 @@ class ModelRunner:
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
+        if self._store is not None and not plan.rows:
+            return self._store.save_for(plan)
         began_s = time.perf_counter()
         if self._device.index is not None:
             # Triton launches on the thread's current device, and a thread begins with the first one.

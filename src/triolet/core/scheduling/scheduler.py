@@ -245,7 +245,10 @@ class Scheduler:
         if result.is_last:
             self._in_flight = None
             self.pool.end_quarantine(result.step_id)
+        self.counters.num_failed_kv_saves += result.num_failed_saves
         # Nothing was computed, so none of the counts below may change.
+        if not plan.rows:
+            return
         if result.out_of_memory is not None:
             self._make_smaller(plan, result.out_of_memory)
             return
@@ -254,7 +257,6 @@ class Scheduler:
             len(plan.loads) * self.config.block_size if result.is_last else 0
         )
         self.counters.external_prefix_cache_hits += result.num_loaded_tokens
-        self.counters.num_failed_kv_saves += result.num_failed_saves
         if not result.num_loaded_tokens:  # what is read says nothing about what computing costs
             self._token_budget.step_done(plan, result.elapsed_s)
         self.journal.stats.step(sum(sequence.num_scheduled_tokens for sequence in self._scheduled))

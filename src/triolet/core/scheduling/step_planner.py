@@ -252,7 +252,7 @@ class StepPlanner:
             self.speculative.add_drafts(self.scheduled, budget, self.cache.pool)
         if not self.scheduled:
             # The request to serve was preempted, so plan again for the rest. It ends: each time fewer run.
-            return self.plan(now_s) if preempted else None
+            return self.plan(now_s) if preempted else self._plan_of_saves()
         num_steps = self._num_steps()
         self.counters.steps += 1
         return StepPlan(
@@ -265,6 +265,13 @@ class StepPlanner:
             self.cache.take_saves(),
             tuple(self._loads),
         )
+
+    def _plan_of_saves(self) -> StepPlan | None:
+        """Return a plan without rows for the blocks that wait to be saved: there may be no other for a long time."""
+        if not (saves := self.cache.take_saves()):
+            return None
+        self.counters.steps += 1
+        return StepPlan(self.counters.steps, (), (), (), saves=saves)
 
     def _num_steps(self) -> int:
         """Return the number of steps the plan is for; see `length_of_run`."""

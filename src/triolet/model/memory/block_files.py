@@ -8,7 +8,9 @@ store take more than they may, those that were used least recently are removed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -18,6 +20,7 @@ import threading
 import time
 import weakref
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +33,7 @@ _HEADER: Final = struct.Struct("<11s16sQI")  # magic, key, bytes of the content,
 _SUFFIX: Final = ".kv"
 # Blocks that wait to be written. A disk that does not keep up must not take the memory: what comes then is not stored.
 _MAX_PENDING_BYTES: Final = 256 * 2**20
-_CLOSING_S: Final = 5.0  # time to write what is pending when the model is let go
+_CLOSING_S: Final = 5.0  # time to write what is pending when the process ends
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _UNCOUNTED_SHARE: Final = 0.05  # of the bound: so much each process may write between two counts
 _STALE_S: Final = 3600.0  # an unfinished file of this age was left behind by a process that was killed
@@ -42,7 +45,7 @@ class _Writer:
 
     folder: Path
     max_bytes: int
-    jobs: queue.SimpleQueue[tuple[bytes, bytearray] | None] = attrs.field(factory=queue.SimpleQueue)
+    jobs: queue.SimpleQueue[tuple[bytes, bytearray, int] | None] = attrs.field(factory=queue.SimpleQueue)
     pending: dict[bytes, bytearray] = attrs.field(factory=dict)
     # Each is changed by one thread alone; what is between them waits.
     num_queued_bytes: int = 0
@@ -59,9 +62,9 @@ class _Writer:
         """Write until None comes."""
         self.num_bytes = sum(size for _, size, _ in _files(self.folder.parent))
         while (job := self.jobs.get()) is not None:
-            key, content = job
+            key, content, used_ns = job
             try:
-                self._write(key, content)
+                self._write(key, content, used_ns)
             except OSError as error:
                 self.num_failed += 1
                 if not self.has_warned:
@@ -72,7 +75,7 @@ class _Writer:
             self.num_done_bytes += len(content)
             self.pending.pop(key, None)
 
-    def _write(self, key: bytes, content: bytearray) -> None:
+    def _write(self, key: bytes, content: bytearray, used_ns: int) -> None:
         size = _HEADER.size + len(content)
         # Counted anew from time to time: other processes write, too.
         if (
@@ -87,6 +90,7 @@ class _Writer:
                 file.write(content)
             if os.stat(temporary).st_size != size:  # a disk that fills up cuts a write short
                 raise OSError(f"only a part of {size} bytes was written")
+            os.utime(temporary, ns=(used_ns, used_ns))
             os.replace(temporary, _path(self.folder, key))
         except OSError:
             with contextlib.suppress(OSError):
@@ -103,8 +107,8 @@ class _Writer:
         self.num_bytes = sum(num_bytes for _, num_bytes, _ in files)
         is_full = self.num_bytes + size > self.max_bytes
         kept_bytes = _KEPT_SHARE * self.max_bytes if is_full else self.max_bytes
-        for used_s, num_bytes, path in files:
-            is_stale = path.suffix != _SUFFIX and used_s < time.time() - _STALE_S
+        for used_ns, num_bytes, path in files:
+            is_stale = path.suffix != _SUFFIX and used_ns < time.time_ns() - 1e9 * _STALE_S
             if path.suffix != _SUFFIX and not is_stale:
                 continue  # it is being written
             if not is_stale and self.num_bytes + size <= kept_bytes:
@@ -118,6 +122,9 @@ class _Writer:
             raise OSError(
                 f"{size} bytes of a block are more than kv_store_bytes ({self.max_bytes}) leaves room for"
             )
+
+
+_writers: Final = weakref.WeakSet[_Writer]()  # of this process
 
 
 class BlockFiles:
@@ -138,10 +145,11 @@ class BlockFiles:
         for name in names:
             with contextlib.suppress(ValueError):  # a file of somebody else
                 self._writer.known.add(bytes.fromhex(name))
-        # A daemon, so that it never keeps a process from ending; `close` gives it the time to write the rest.
+        # A daemon, so that a disk that hangs never keeps a process from ending; see `_write_the_rest`.
         thread = threading.Thread(target=self._writer.run, name="triolet prefix store", daemon=True)
         thread.start()
-        self._close = weakref.finalize(self, _close, self._writer, thread)
+        _writers.add(self._writer)
+        weakref.finalize(self, self._writer.jobs.put, None)  # it ends when what is pending is written
 
     @property
     def num_failed(self) -> int:
@@ -152,15 +160,19 @@ class BlockFiles:
         """Return whether there is a file for a block, or soon will be."""
         return key in self._writer.known or key in self._writer.pending
 
-    def write(self, key: bytes, content: bytearray) -> None:
-        """Write a block in the background; it is dropped if too much is waiting already."""
+    def write(self, key: bytes, content: bytearray, used_ns: int) -> None:
+        """Write a block in the background; it is dropped if too much is waiting already.
+
+        Args:
+            used_ns: time of last use, see `times_of_use`.
+        """
         writer = self._writer
         if writer.num_queued_bytes - writer.num_done_bytes + len(content) > _MAX_PENDING_BYTES:
             self._num_dropped += 1
             return
         writer.num_queued_bytes += len(content)
         writer.pending[key] = content
-        writer.jobs.put((key, content))
+        writer.jobs.put((key, content, used_ns))
 
     def read(self, key: bytes, num_bytes: int) -> bytearray | None:
         """Return the content of a block; None if there is no file that is good.
@@ -175,7 +187,6 @@ class BlockFiles:
             with path.open("rb", buffering=0) as file:
                 data = bytearray(_HEADER.size + num_bytes)
                 num_read, is_end = file.readinto(data), not file.read(1)
-            os.utime(path)
         except FileNotFoundError:  # not there, or removed by another process to make room
             self._writer.known.discard(key)
             return None
@@ -197,32 +208,52 @@ class BlockFiles:
         self._writer.known.add(key)
         return data
 
+    def note_used(self, keys: Sequence[bytes]) -> None:
+        """Set the time of last use of files that were read.
+
+        Args:
+            keys: of one prompt, in order.
+        """
+        for key, used_ns in zip(keys, times_of_use(), strict=False):
+            with contextlib.suppress(OSError):  # not written yet, or removed by another process
+                os.utime(_path(self._writer.folder, key), ns=(used_ns, used_ns))
+
     def flush(self, limit_s: float) -> None:
         """Wait until nothing waits to be written, so many seconds at most."""
-        until_s = time.monotonic() + limit_s
-        while self._writer.pending and time.monotonic() < until_s:
-            time.sleep(0.005)
-
-    def close(self) -> None:
-        """Write what is pending, for some seconds, and end the thread."""
-        self._close()
+        _flush(self._writer, time.monotonic() + limit_s)
 
 
-def _close(writer: _Writer, thread: threading.Thread) -> None:
-    writer.jobs.put(None)
-    thread.join(_CLOSING_S)
+def _flush(writer: _Writer, until_s: float) -> None:
+    while writer.pending and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
+@atexit.register
+def _write_the_rest() -> None:
+    """Give the threads the time to write what is pending, before the process ends."""
+    until_s = time.monotonic() + _CLOSING_S
+    for writer in tuple(_writers):
+        _flush(writer, until_s)
+
+
+def times_of_use() -> Iterator[int]:
+    """Yield times for the blocks of a prompt that is used now, in order, nanoseconds.
+
+    The first block's is the latest, so that it is removed last: the others are of no use without it.
+    """
+    return itertools.count(time.time_ns(), -1000)
 
 
 def _path(folder: Path, key: bytes) -> Path:
     return folder / f"{key.hex()}{_SUFFIX}"
 
 
-def _files(store: Path) -> list[tuple[float, int, Path]]:
-    """Return time of last use, size and path of the files of a store, finished or not."""
+def _files(store: Path) -> list[tuple[int, int, Path]]:
+    """Return time of last use in nanoseconds, size and path of the files of a store, finished or not."""
     found = []
     for path in store.glob("*/*"):
         if path.suffix == _SUFFIX or path.name.startswith("new."):
             with contextlib.suppress(OSError):  # removed by another process
                 stat = path.stat()
-                found.append((stat.st_mtime, stat.st_size, path))
+                found.append((stat.st_mtime_ns, stat.st_size, path))
     return found

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, StepPlan
+from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, StepPlan, StepResult
 from triolet.errors import ConfigError
 from triolet.model.interface import LayerCache
-from triolet.model.memory.block_files import BlockFiles
+from triolet.model.memory.block_files import BlockFiles, times_of_use
 from triolet.model.weights_cache import identity_of
 
 FLUSH_S: Final = 0.8  # less than an engine waits for the end of its runner's process
@@ -49,10 +49,11 @@ class PrefixStore:
         self._pool: OrderedDict[bytes, bytearray] = OrderedDict()
         self._max_pooled = pool_bytes // self._block_bytes if self._block_bytes else 0
         self._num_failed = 0
+        self._num_without_memory = 0
 
     def take_failures(self) -> int:
         """Return how many blocks could not be written since the last call."""
-        num_failed = 0 if self._files is None else self._files.num_failed
+        num_failed = self._num_without_memory + (0 if self._files is None else self._files.num_failed)
         new, self._num_failed = num_failed - self._num_failed, num_failed
         return new
 
@@ -60,6 +61,11 @@ class PrefixStore:
         """Wait until what was saved is written, `FLUSH_S` seconds at most."""
         if self._files is not None:
             self._files.flush(FLUSH_S)
+
+    def save_for(self, plan: StepPlan) -> StepResult:
+        """Save the blocks of a plan that has nothing to compute."""
+        self.save(plan.saves)
+        return StepResult(plan.step_id, (), num_failed_saves=self.take_failures())
 
     def save(self, saves: Iterable[BlockSave]) -> None:
         """Copy blocks out of the KV cache; those that are stored already are not."""
@@ -70,13 +76,17 @@ class PrefixStore:
         }
         if not new:
             return
-        for key, block_id in new.items():
-            content = bytearray(self._block_bytes)
+        for used_ns, (key, block_id) in zip(times_of_use(), new.items(), strict=False):
+            try:
+                content = bytearray(self._block_bytes)
+            except MemoryError:  # it is computed again when it is needed
+                self._num_without_memory += 1
+                continue
             for part, block in self._parts(content, block_id):
                 part.copy_(block)
             self._keep(key, content)
             if self._files is not None:
-                self._files.write(key, content)
+                self._files.write(key, content, used_ns)
 
     def _parts(self, content: bytearray, block_id: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair the parts of a block's content with the tensors of the KV cache that they are of; both are views."""
@@ -104,12 +114,16 @@ class PrefixStore:
         num_tokens: dict[int, int] = {}
         for row_id, blocks in groupby(loads, key=lambda load: load.row_id):
             num_tokens[row_id] = 0
+            read = list[bytes]()
             for load in blocks:
                 if (content := self._content(load.key)) is None:
                     break
                 for part, block in self._parts(content, load.block_id):
                     block.copy_(part)
                 num_tokens[row_id] += self._block_size
+                read.append(load.key)
+            if self._files is not None:
+                self._files.note_used(read)
         return num_tokens
 
     def load_into(self, plan: StepPlan) -> StepPlan:
