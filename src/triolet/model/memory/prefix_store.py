@@ -42,9 +42,12 @@ class PrefixStore:
     """
 
     def __init__(self, cache: Sequence[LayerCache], files: BlockFiles | None, pool_bytes: int) -> None:
-        self._tensors = [tensor for layer in cache for tensor in (layer.keys, layer.values)]
-        self._block_size = self._tensors[0].shape[1] if self._tensors else 0
-        self._block_bytes = sum(tensor[0].nbytes for tensor in self._tensors)
+        tensors = [tensor for layer in cache for tensor in (layer.keys, layer.values)]
+        self._block_size = tensors[0].shape[1] if tensors else 0
+        # Each [blocks, bytes of a block].
+        self._tensors = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
+        self._sizes = [tensor.shape[1] for tensor in self._tensors]
+        self._block_bytes = sum(self._sizes)
         self._files = files
         self._pool: OrderedDict[bytes, bytearray] = OrderedDict()
         self._max_pooled = pool_bytes // self._block_bytes if self._block_bytes else 0
@@ -90,12 +93,8 @@ class PrefixStore:
 
     def _parts(self, content: bytearray, block_id: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair the parts of a block's content with the tensors of the KV cache that they are of; both are views."""
-        begin = 0
-        for tensor in self._tensors:
-            block = tensor[block_id]
-            part = torch.frombuffer(content, dtype=tensor.dtype, count=block.numel(), offset=begin)
-            yield part.view(block.shape), block
-            begin += block.nbytes
+        parts = torch.frombuffer(content, dtype=torch.uint8).split(self._sizes)
+        return zip(parts, [tensor[block_id] for tensor in self._tensors], strict=True)
 
     def _keep(self, key: bytes, content: bytearray) -> None:
         self._pool[key] = content
