@@ -72,8 +72,7 @@ async def test_the_next_engine_reads_the_prefix_that_the_last_one_computed(
     second, after = await answered(model, tmp_path / "store", **fields)
     assert first == second == expected
     assert before.external_prefix_cache_hits == 0
-    # In each step at least one token of a row is computed.
-    assert FULL - 6 <= after.external_prefix_cache_hits <= FULL
+    assert after.external_prefix_cache_hits == FULL  # also of the steps in which nothing else is computed
 
 
 async def test_two_engines_share_a_store_and_a_longer_prompt_goes_on_from_it(
@@ -321,7 +320,7 @@ async def test_the_end_of_a_prompt_makes_room_before_its_beginning(model: Path, 
     assert statistics.external_prefix_cache_hits == FULL - 5 * 16
 
 
-def test_a_store_that_is_let_go_goes_on_writing_and_holds_nothing_up(
+def test_a_store_that_is_let_go_goes_on_writing_and_is_not_waited_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
@@ -334,7 +333,8 @@ def test_a_store_that_is_let_go_goes_on_writing_and_holds_nothing_up(
     monkeypatch.setattr("triolet.model.memory.block_files.tempfile.mkstemp", slow)
     files = BlockFiles(tmp_path / "model", 2**20)
     files.write(bytes(16), bytearray(1000), 0)
-    del files  # would wait for ever, if it waited
+    monkeypatch.setattr(block_files, "_CLOSING_S", 0.01)
+    del files
     may_write.set()
     block_files._write_the_rest()
     assert len(files_of(tmp_path)) == 1

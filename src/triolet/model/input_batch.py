@@ -7,7 +7,7 @@ process, and on a CPU it would write into another request's blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import attrs
@@ -322,14 +322,33 @@ class RowTable:
         Raises:
             InvariantViolated: the plan contradicts the table, which may now hold half of it: `clear` it.
         """
-        for row_id in plan.ended:
-            self._rows[self._checked(row_id)] = None
-        for start in plan.starts:
-            self._start(start)
+        self._begin(plan)
         if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
             raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
         further = plan.num_steps - 1
         return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
+
+    def _begin(self, plan: StepPlan) -> None:
+        for row_id in plan.ended:
+            self._rows[self._checked(row_id)] = None
+        for start in plan.starts:
+            self._start(start)
+
+    def take_loaded(self, plan: StepPlan, loaded: Iterable[PlanRow]) -> StepPlan:
+        """Apply a plan to the table as far as it starts rows, and has rows whose KV was loaded.
+
+        Args:
+            plan: without those rows.
+            loaded: those rows, as they were planned.
+        Returns:
+            What is left of the plan, for `take`.
+        Raises:
+            InvariantViolated: see `take`.
+        """
+        self._begin(plan)
+        for planned in loaded:
+            self._advance(planned, 0)
+        return attrs.evolve(plan, ended=(), starts=())
 
     def note_loaded(self, row_id: int, end: int) -> None:
         """Note that the KV of a row's first `end` tokens is there, before a plan that begins after them is taken."""

@@ -145,8 +145,6 @@ class ModelRunner:
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
-        if self._store is not None and not plan.rows:
-            return self._store.save_for(plan)
         began_s = time.perf_counter()
         if self._device.index is not None:
             # Triton launches on the thread's current device, and a thread begins with the first one.
@@ -155,7 +153,11 @@ class ModelRunner:
             self._greedy.wake()  # the worker threads wake up while the input is prepared
         rest = plan
         if self._store is not None and (plan.saves or plan.loads):
-            rest = self._load_prefixes(self._store, plan)
+            rest = self._store.take(plan, self._table, self._pages)
+            if not rest.rows:
+                self._place(rest)
+                self.rest()
+                return self._store.result(plan, rest, (), time.perf_counter() - began_s)
         step = self._take(rest)
         prepared_s = time.perf_counter()
         problem = None
@@ -178,27 +180,10 @@ class ModelRunner:
             rows = self._with_failed_adapters(plan, rows)
         rows = self._soft_prompts.with_failures(rows) if step.soft_prompts else rows
         self._note_profiled(plan, began_s, prepared_s)
-        return StepResult(
-            plan.step_id,
-            rows,
-            time.perf_counter() - began_s,
-            num_loaded_tokens=plan.num_tokens - rest.num_tokens,
-            num_failed_saves=0 if self._store is None else self._store.take_failures(),
-        )
-
-    def _load_prefixes(self, store: PrefixStore, plan: StepPlan) -> StepPlan:
-        """Save and load the blocks that a plan names; return what is left to compute."""
-        store.save(plan.saves)  # first: the blocks may be those of other rows by now
-        # Told before anything is written: pages beyond the highest block are given back to the system when it is idle.
-        self._table.highest_block_id = max(
-            [self._table.highest_block_id, *(load.block_id for load in plan.loads)]
-        )
-        if self._pages is not None:
-            self._pages.reach(self._table.highest_block_id)
-        rest = store.load_into(plan)
-        for row in rest.rows:
-            self._table.note_loaded(row.row_id, row.start)
-        return rest
+        elapsed_s = time.perf_counter() - began_s
+        if self._store is not None:
+            return self._store.result(plan, rest, rows, elapsed_s)
+        return StepResult(plan.step_id, rows, elapsed_s)
 
     def _note_profiled(self, plan: StepPlan, began_s: float, prepared_s: float) -> None:
         if self.profile is not None and self.profile.is_recording:
@@ -261,11 +246,14 @@ class ModelRunner:
         ]
         return with_failures(rows, failures)
 
-    def _take(self, plan: StepPlan) -> StepInput:
+    def _place(self, plan: StepPlan) -> None:
         for adapter in plan.adapters:
             if self._adapters is None:
                 raise InvariantViolated(f"adapter {adapter.name!r} must not be planned: there are no slots")
             self._adapters.place(adapter)
+
+    def _take(self, plan: StepPlan) -> StepInput:
+        self._place(plan)
         step = self._table.take(plan)
         if self._pages is not None:
             self._pages.reach(self._table.highest_block_id)

@@ -33,7 +33,9 @@ _HEADER: Final = struct.Struct("<11s16sQI")  # magic, key, bytes of the content,
 _SUFFIX: Final = ".kv"
 # Blocks that wait to be written. A disk that does not keep up must not take the memory: what comes then is not stored.
 _MAX_PENDING_BYTES: Final = 256 * 2**20
-_CLOSING_S: Final = 5.0  # time to write what is pending when the process ends
+# Time to write what is pending: when the model is let go, in which the event loop may wait, and when the process ends.
+_CLOSING_S: Final = 0.8
+_ENDING_S: Final = 5.0
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
 _UNCOUNTED_SHARE: Final = 0.05  # of the bound: so much each process may write between two counts
 _STALE_S: Final = 3600.0  # an unfinished file of this age was left behind by a process that was killed
@@ -149,7 +151,7 @@ class BlockFiles:
         thread = threading.Thread(target=self._writer.run, name="triolet prefix store", daemon=True)
         thread.start()
         _writers.add(self._writer)
-        weakref.finalize(self, self._writer.jobs.put, None)  # it ends when what is pending is written
+        weakref.finalize(self, _close, self._writer)
 
     @property
     def num_failed(self) -> int:
@@ -223,6 +225,11 @@ class BlockFiles:
         _flush(self._writer, time.monotonic() + limit_s)
 
 
+def _close(writer: _Writer) -> None:
+    writer.jobs.put(None)  # the thread ends when what is pending is written
+    _flush(writer, time.monotonic() + _CLOSING_S)
+
+
 def _flush(writer: _Writer, until_s: float) -> None:
     while writer.pending and time.monotonic() < until_s:
         time.sleep(0.005)
@@ -231,7 +238,7 @@ def _flush(writer: _Writer, until_s: float) -> None:
 @atexit.register
 def _write_the_rest() -> None:
     """Give the threads the time to write what is pending, before the process ends."""
-    until_s = time.monotonic() + _CLOSING_S
+    until_s = time.monotonic() + _ENDING_S
     for writer in tuple(_writers):
         _flush(writer, until_s)
 

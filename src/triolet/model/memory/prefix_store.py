@@ -1,8 +1,9 @@
 """Prefix store: KV of prefixes outside of the KV cache, in memory and in files.
 
 The scheduler names the blocks. A step begins with saving those that were computed since the last one; then blocks of
-its rows are loaded as far as they are found, and the rows compute what is left of them. A block that is not there, or
-whose file is damaged, is computed like any other, so that the scheduler need not know what the store has.
+its rows are loaded as far as they are found, and the rows compute what is left of them, which may be nothing. A block
+that is not there, or whose file is damaged, is computed like any other, so that the scheduler need not know what the
+store has.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from torch import Tensor
 
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, StepPlan, StepResult
+from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, RowResult, StepPlan, StepResult
 from triolet.errors import ConfigError
+from triolet.model.input_batch import RowTable
 from triolet.model.interface import LayerCache
 from triolet.model.memory.block_files import BlockFiles, times_of_use
+from triolet.model.memory.page_prefault import PagePrefault
 from triolet.model.weights_cache import identity_of
 
 FLUSH_S: Final = 0.8  # less than an engine waits for the end of its runner's process
@@ -65,10 +68,44 @@ class PrefixStore:
         if self._files is not None:
             self._files.flush(FLUSH_S)
 
-    def save_for(self, plan: StepPlan) -> StepResult:
-        """Save the blocks of a plan that has nothing to compute."""
-        self.save(plan.saves)
-        return StepResult(plan.step_id, (), num_failed_saves=self.take_failures())
+    def take(self, plan: StepPlan, rows: RowTable, pages: PagePrefault | None) -> StepPlan:
+        """Save and load the blocks that a plan names, and note in the table what was loaded.
+
+        Args:
+            rows: of the runner.
+            pages: of the KV cache, where they are prepared; None elsewhere.
+        Returns:
+            What is left of the plan; without rows if nothing is to be computed.
+        """
+        self.save(plan.saves)  # first: the blocks may be those of other rows by now
+        # Told before anything is written: pages beyond the highest block are given back to the system when it is idle.
+        rows.highest_block_id = max([rows.highest_block_id, *(load.block_id for load in plan.loads)])
+        if pages is not None:
+            pages.reach(rows.highest_block_id)
+        rest, whole = self.load_into(plan)
+        if whole:
+            rest = rows.take_loaded(rest, whole)
+        for row in rest.rows:
+            rows.note_loaded(row.row_id, row.start)
+        return rest
+
+    def result(
+        self, plan: StepPlan, rest: StepPlan, rows: tuple[RowResult, ...], elapsed_s: float
+    ) -> StepResult:
+        """Return the result of a step.
+
+        Args:
+            rest: what was left of the plan.
+            rows: what its rows gave.
+            elapsed_s: time that it took.
+        """
+        return StepResult(
+            plan.step_id,
+            rows,
+            elapsed_s,
+            num_loaded_tokens=plan.num_tokens - rest.num_tokens,
+            num_failed_saves=self.take_failures(),
+        )
 
     def save(self, saves: Iterable[BlockSave]) -> None:
         """Copy blocks out of the KV cache; those that are stored already are not."""
@@ -125,17 +162,24 @@ class PrefixStore:
                 self._files.note_used(read)
         return num_tokens
 
-    def load_into(self, plan: StepPlan) -> StepPlan:
-        """Load what a plan names; return a plan of what is left to compute, at least one token of every row."""
+    def load_into(self, plan: StepPlan) -> tuple[StepPlan, list[PlanRow]]:
+        """Load what a plan names.
+
+        Returns:
+            A plan of what is left to compute, the last token of every row that is sampled among it; and the rows of
+            which nothing is left.
+        """
         num_loaded = self.load(plan.loads)
-
-        def rest(row: PlanRow) -> PlanRow:
-            count = min(num_loaded.get(row.row_id, 0), row.num_tokens - 1)
-            if not count:
-                return row
-            return attrs.evolve(row, start=row.start + count, num_tokens=row.num_tokens - count)
-
-        return attrs.evolve(plan, rows=tuple(map(rest, plan.rows)))
+        left, whole = list[PlanRow](), list[PlanRow]()
+        for row in plan.rows:
+            count = min(num_loaded.get(row.row_id, 0), row.num_tokens - row.sample)
+            if count == row.num_tokens:
+                whole.append(row)
+            elif count:
+                left.append(attrs.evolve(row, start=row.start + count, num_tokens=row.num_tokens - count))
+            else:
+                left.append(row)
+        return attrs.evolve(plan, rows=tuple(left)), whole
 
     def _content(self, key: bytes) -> bytearray | None:
         content = self._pool.get(key)
