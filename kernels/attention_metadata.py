@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
@@ -25,6 +28,8 @@ class AttentionMetadata:
     # `diff(cu_query_lens)` as Python ints, so that the host need not wait for the device.
     query_lens_host: tuple[int, ...]
     seq_lens_host: tuple[int, ...]  # `seq_lens` as Python ints
+    # What layers of one shape launch, by that shape; the first of them fills it in.
+    launches: dict[Hashable, Any] = attrs.field(factory=dict, init=False, repr=False)
     _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(
         factory=dict, init=False, repr=False
     )

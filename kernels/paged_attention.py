@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 MAX_SEGMENTS = 64
-"""Parts that a sequence's keys are split into at most: the reduction holds all of them in registers."""
+"""Parts that a sequence's keys are split into at most, which bounds the memory of what they leave to be joined."""
+SEGMENT_TOKENS = 512
+"""Keys of a part, unless the sequence is longer than `MAX_SEGMENTS` of them. A constant, and no function of the batch:
+where a sequence is split decides the bits of its result."""
 
 
 @kernel
@@ -28,21 +31,25 @@ def _attention_kernel(
     query_ptr,  # [num_tokens, num_heads, HEAD_DIM]
     keys_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], contiguous
     values_ptr,  # like keys_ptr
-    out_ptr,  # [num_tokens, num_heads, HEAD_DIM]; SPLIT: [num_tokens, num_heads, num_segments, HEAD_DIM] float32
-    max_ptr,  # SPLIT only: [num_tokens, num_heads, num_segments] float32, largest score times log2(e)
+    out_ptr,  # [num_tokens, num_heads, HEAD_DIM]; SPLIT: fp32 [num_seqs, split_queries, num_heads, segments, HEAD_DIM]
+    max_ptr,  # SPLIT only: [num_seqs, split_queries, num_heads, num_segments] float32, largest score times log2(e)
     sum_ptr,  # SPLIT only: like max_ptr, sum of 2 ** (score - max)
     sinks_ptr,  # HAS_SINKS only: [num_heads] float32
     block_tables_ptr,  # [num_seqs, max_blocks]
     seq_lens_ptr,  # [num_seqs]
     cu_query_lens_ptr,  # [num_seqs + 1]
-    num_seqs, segment_tokens, scale, soft_cap, sliding_window,
+    num_seqs, segment_tokens, split_queries, scale, soft_cap, sliding_window,
     query_stride_t, query_stride_h, block_tables_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    DECODES_ONLY: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr,
-    WIDEN: tl.constexpr, HAS_SINKS: tl.constexpr,
+    FEW: tl.constexpr, FEW_QUERIES: tl.constexpr, MOST_SEGMENTS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, WIDEN: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a sequence's queries, under all query heads of one KV head, over one segment of its keys."""
+    """Attend from one tile of a sequence's queries, under all query heads of one KV head, over a segment of its keys.
+
+    FEW: sequences of at most FEW_QUERIES queries, a tile each, perhaps split. Otherwise all the others.
+    """
     LOG2_E: tl.constexpr = 1.4426950408889634
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -51,7 +58,7 @@ def _attention_kernel(
     num_segments = tl.num_programs(2)
 
     # Sequence i owns the tiles from cu[i] // QUERIES + i on: enough for its queries, and at most one too many.
-    if DECODES_ONLY:
+    if FEW:
         sequence = tile
         first_query = 0
     else:
@@ -67,6 +74,8 @@ def _attention_kernel(
     first_token = tl.load(cu_query_lens_ptr + sequence)
     query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
     if first_query >= query_len:
+        return
+    if (query_len <= FEW_QUERIES) != FEW:  # another launch of this step is for them
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
     block_table_ptr = block_tables_ptr + sequence.to(tl.int64) * block_tables_stride
@@ -85,9 +94,12 @@ def _attention_kernel(
     if HAS_WINDOW:
         begin = tl.maximum(seq_len - query_len + first_query - sliding_window + 1, 0) // KEYS * KEYS
     if SPLIT:
+        most = tl.cdiv(tl.cdiv(end - begin, MOST_SEGMENTS), KEYS) * KEYS
+        segment_tokens = tl.maximum(segment_tokens, most)
         begin += segment * segment_tokens
         end = tl.minimum(end, begin + segment_tokens)
-        partial = (row_token * (num_kv_heads * GROUP) + row_head) * num_segments + segment  # [ROWS]
+        split_row = sequence.to(tl.int64) * split_queries + row_query
+        partial = (split_row * (num_kv_heads * GROUP) + row_head) * num_segments + segment  # [ROWS]
         if begin >= end:  # the reduction must find every segment said, the empty ones too
             tl.store(max_ptr + partial, tl.full([ROWS], float("-inf"), tl.float32), mask=row_live)
             tl.store(sum_ptr + partial, tl.zeros([ROWS], tl.float32), mask=row_live)
@@ -148,28 +160,50 @@ def _attention_kernel(
 
 @kernel
 def _reduce_kernel(
-    partial_ptr,  # [num_rows, num_segments, HEAD_DIM] float32
-    max_ptr,  # [num_rows, num_segments] float32
-    sum_ptr,  # [num_rows, num_segments] float32
-    out_ptr,  # [num_rows, HEAD_DIM]
-    num_segments,
-    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_SEGMENTS: tl.constexpr,
+    partial_ptr,  # [num_seqs, split_queries, num_heads, num_segments, HEAD_DIM] float32
+    max_ptr,  # [num_seqs, split_queries, num_heads, num_segments] float32
+    sum_ptr,  # like max_ptr
+    out_ptr,  # [num_tokens, num_heads, HEAD_DIM]
+    cu_query_lens_ptr,  # [num_seqs + 1]
+    split_queries, num_segments,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, MOST_SEGMENTS: tl.constexpr, FEW_QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Join the segments of one token's head, always in the same order."""
-    row = tl.program_id(0).to(tl.int64)
-    segment = tl.arange(0, PADDED_SEGMENTS)
+    """Join the segments of one query under one head, one after the other.
+
+    The order is that of a loop, because a tree of additions would change with the number of segments, which is that of
+    the longest sequence of the batch; empty segments add zero to the end of the loop.
+    """
+    sequence = tl.program_id(0) // split_queries
+    query = tl.program_id(0) % split_queries
+    head = tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    first_token = tl.load(cu_query_lens_ptr + sequence)
+    query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
+    if query >= query_len:
+        return
+    if query_len > FEW_QUERIES:
+        return
+    row = tl.program_id(0).to(tl.int64) * num_heads + head
     dim = tl.arange(0, PADDED_DIM)
-    segment_live = segment < num_segments
-    largest = tl.load(max_ptr + row * num_segments + segment, mask=segment_live, other=float("-inf"))
+    dim_live = dim < HEAD_DIM
+    segments = tl.arange(0, MOST_SEGMENTS)
+    largest = tl.load(
+        max_ptr + row * num_segments + segments, mask=segments < num_segments, other=float("-inf")
+    )
     # A token sees itself, so that one segment at least is not empty and the maximum is finite.
-    weight = tl.exp2(largest - tl.max(largest, axis=0))  # [PADDED_SEGMENTS]
-    total = tl.load(sum_ptr + row * num_segments + segment, mask=segment_live, other=0.0)
-    partial = tl.load(
-        partial_ptr + ((row * num_segments + segment) * HEAD_DIM)[:, None] + dim[None, :],
-        mask=(largest > float("-inf"))[:, None] & (dim < HEAD_DIM)[None, :], other=0.0,
-    )  # [PADDED_SEGMENTS, PADDED_DIM]; nothing was written for an empty segment  # fmt: skip
-    out = tl.sum(partial * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)  # [PADDED_DIM]
-    tl.store(out_ptr + row * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    anchor = tl.max(largest, axis=0)
+    total = 0.0
+    out = tl.zeros([PADDED_DIM], tl.float32)
+    for segment in range(num_segments):
+        place = row * num_segments + segment
+        segment_max = tl.load(max_ptr + place)
+        weight = tl.exp2(segment_max - anchor)
+        total += tl.load(sum_ptr + place) * weight
+        # Nothing was written for an empty segment. The sum makes a row of the number: the interpreter cannot.
+        is_live = dim_live & (segment_max + tl.zeros([PADDED_DIM], tl.float32) > float("-inf"))
+        out += tl.load(partial_ptr + place * HEAD_DIM + dim, mask=is_live, other=0.0) * weight
+    out_row = (first_token + query).to(tl.int64) * num_heads + head
+    tl.store(out_ptr + out_row * HEAD_DIM + dim, (out / total).to(out_ptr.dtype.element_ty), mask=dim_live)
 
 
 def paged_attention(
@@ -246,98 +280,120 @@ def paged_attention_triton(
 ) -> Tensor:
     """`paged_attention` in Triton, without its checks.
 
+    Sequences of few queries, such as decodes, and those of many have launches of their own: the tile of a sequence and
+    its segments follow from its own lengths, so that its bits do not depend on the sequences beside it.
+
     Args:
-        segment_tokens: keys that one program reads at most, a multiple of the key tile; None = as many as keep the
-            device busy, so that long sequences of a small batch are split and joined again.
+        segment_tokens: keys of a segment at least, a multiple of the key tile; None = `SEGMENT_TOKENS`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_live = sum(metadata.query_lens_host)
-    out = torch.empty if num_live == num_tokens else torch.zeros
-    result = out(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
-    if num_live == 0:
-        return result
-    tiling = _Tiling.of(query, keys, metadata, sliding_window, segment_tokens)
-    split = tiling.num_segments > 1
-    partial, largest, total = result, result, result
-    if split:
-        rows = num_live, num_heads, tiling.num_segments
-        partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=query.device)
-        largest, total = torch.empty(2, *rows, dtype=torch.float32, device=query.device)
-    _attention_kernel[tiling.num_tiles, keys.shape[2], tiling.num_segments](
-        query, keys, values, partial, largest, total, query if sinks is None else sinks,
-        metadata.block_tables, metadata.seq_lens, metadata.cu_query_lens,
-        len(metadata.query_lens_host), tiling.segment_tokens, scale, soft_cap or 0.0, sliding_window or 0,
-        query.stride(0), query.stride(1), metadata.block_tables.stride(0),
-        GROUP=num_heads // keys.shape[2], HEAD_DIM=head_dim, PADDED_DIM=tiling.padded_dim, BLOCK_SIZE=keys.shape[1],
-        ROWS=tiling.rows, QUERIES=tiling.queries, KEYS=tiling.keys, DECODES_ONLY=tiling.decodes_only,
-        HAS_WINDOW=sliding_window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLIT=split, WIDEN=INTERPRETING,
-        HAS_SINKS=sinks is not None,
-        num_warps=4 if tiling.rows <= 64 else 8, num_stages=2,
-    )  # fmt: skip
-    if split:
-        _reduce_kernel[(num_live * num_heads,)](
-            partial, largest, total, result, tiling.num_segments,
-            HEAD_DIM=head_dim, PADDED_DIM=tiling.padded_dim, PADDED_SEGMENTS=next_power_of_2(tiling.num_segments),
+    empty = torch.empty if num_live == num_tokens else torch.zeros
+    result = empty(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
+    key = (
+        num_heads // keys.shape[2],
+        head_dim,
+        keys.itemsize,
+        sliding_window,
+        segment_tokens or SEGMENT_TOKENS,
+    )
+    if key not in metadata.launches:
+        metadata.launches[key] = tuple(_launches(metadata, *key))
+    num_seqs = len(metadata.query_lens_host)
+    for launch in metadata.launches[key]:
+        split = launch.num_segments > 1
+        partial, largest, total = result, result, result
+        if split:
+            rows = num_seqs, launch.split_queries, num_heads, launch.num_segments
+            partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=query.device)
+            largest, total = torch.empty(2, *rows, dtype=torch.float32, device=query.device)
+        _attention_kernel[launch.num_tiles, keys.shape[2], launch.num_segments](
+            query, keys, values, partial, largest, total, query if sinks is None else sinks,
+            metadata.block_tables, metadata.seq_lens, metadata.cu_query_lens,
+            num_seqs, launch.segment_tokens, launch.split_queries, scale, soft_cap or 0.0, sliding_window or 0,
+            query.stride(0), query.stride(1), metadata.block_tables.stride(0),
+            GROUP=num_heads // keys.shape[2], HEAD_DIM=head_dim, PADDED_DIM=launch.padded_dim,
+            BLOCK_SIZE=keys.shape[1], ROWS=launch.rows, QUERIES=launch.queries, KEYS=launch.keys,
+            FEW=launch.few, FEW_QUERIES=launch.few_queries, MOST_SEGMENTS=MAX_SEGMENTS,
+            HAS_WINDOW=sliding_window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLIT=split, WIDEN=INTERPRETING,
+            HAS_SINKS=sinks is not None,
+            num_warps=4 if launch.rows <= 64 else 8, num_stages=2,
         )  # fmt: skip
+        if split:
+            _reduce_kernel[num_seqs * launch.split_queries, num_heads](
+                partial, largest, total, result, metadata.cu_query_lens, launch.split_queries, launch.num_segments,
+                HEAD_DIM=head_dim, PADDED_DIM=launch.padded_dim, MOST_SEGMENTS=MAX_SEGMENTS,
+                FEW_QUERIES=launch.few_queries,
+            )  # fmt: skip
     return result
 
 
 @attrs.frozen
-class _Tiling:
-    """Division of one launch into programs."""
+class _Launch:
+    """Division of some of a step's sequences into programs."""
 
+    few: bool  # for the sequences of at most `few_queries` queries: tile i is sequence i; else for the others
+    few_queries: int  # queries that a tile of the few has room for
     num_tiles: int  # tiles of queries, over all sequences
     # Rows of a tile, a power of two: `queries` times the query heads of a KV head, and some idle ones.
     rows: int
     queries: int  # queries of a tile
     keys: int  # keys of one turn of the loop
     padded_dim: int  # head_dim, up to the next power of two that `tl.dot` takes
-    segment_tokens: int  # keys of one program at most
+    segment_tokens: int  # keys of one program, of a sequence that is not longer than `MAX_SEGMENTS` of them
     num_segments: int  # programs that share a tile of queries; 1 = no split
-    decodes_only: bool  # every sequence has exactly one query, so that tile i is sequence i
-
-    @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        keys: Tensor,
-        metadata: AttentionMetadata,
-        sliding_window: int | None,
-        segment_tokens: int | None,
-    ) -> _Tiling:
-        query_lens = metadata.query_lens_host
-        group = query.shape[1] // keys.shape[2]
-        padded_dim = max(16, next_power_of_2(query.shape[2]))
-        row_bytes = padded_dim * keys.itemsize
-        key_tile = min(64, max(16, 16384 // row_bytes))  # two tiles each of keys and values in 64 KiB
-        most_rows = min(64, 32768 // row_bytes)
-        rows = max(16, next_power_of_2(group), min(most_rows, next_power_of_2(max(query_lens) * group)))
-        decodes_only = max(query_lens) == min(query_lens) == 1
-        num_tiles = len(query_lens) if decodes_only else sum(query_lens) // (rows // group) + len(query_lens)
-        longest = max(metadata.seq_lens_host)
-        if sliding_window is not None:  # a tile begins at the first key its first query sees, rounded down
-            longest = min(longest, sliding_window + rows // group + key_tile)
-        if segment_tokens is None:
-            programs = num_tiles * keys.shape[2]
-            segment_tokens = _segment_tokens(longest, programs, key_tile, _num_multiprocessors(query.device))
-        num_segments = -(-longest // segment_tokens)
-        return cls(
-            num_tiles, rows, rows // group, key_tile, padded_dim, segment_tokens, num_segments, decodes_only
-        )
+    split_queries: int  # the most queries of a sequence that is split
 
 
-def _segment_tokens(longest: int, programs: int, key_tile: int, num_multiprocessors: int) -> int:
-    """Keys per program that give each multiprocessor about four programs, and each program four turns or more."""
-    wanted = min(MAX_SEGMENTS, max(1, 4 * num_multiprocessors // programs))
-    turns = math.ceil(longest / (wanted * key_tile))
-    return key_tile * max(turns, 4)
+def _launches(
+    metadata: AttentionMetadata,
+    group: int,
+    head_dim: int,
+    itemsize: int,
+    sliding_window: int | None,
+    segment_tokens: int,
+) -> Iterator[_Launch]:
+    """Yield the launches of a step: of the sequences of few queries, and of those of many, if there are any."""
+    query_lens, seq_lens = metadata.query_lens_host, metadata.seq_lens_host
+    padded_dim = max(16, next_power_of_2(head_dim))
+    row_bytes = padded_dim * itemsize
+    key_tile = min(64, max(16, 16384 // row_bytes))  # two tiles each of keys and values in 64 KiB
+    few_rows = max(16, next_power_of_2(group))
+    few_queries = few_rows // group
+    few = [
+        (query_len, seq_len)
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+        if 0 < query_len <= few_queries
+    ]
+    if few:
+        yield _Launch(
+            True, few_queries, len(query_lens), few_rows, few_queries, key_tile, padded_dim, segment_tokens,
+            num_segments=max(
+                _num_segments(*each, sliding_window, key_tile, segment_tokens) for each in few
+            ),
+            split_queries=max(query_len for query_len, _ in few),
+        )  # fmt: skip
+    if max(query_lens, default=0) > few_queries:
+        # Chunks are not split: their tiles alone are many programs, and their segments would take much memory.
+        rows = max(few_rows, min(64, 32768 // row_bytes))
+        queries = rows // group
+        num_tiles = sum(query_lens) // queries + len(query_lens)
+        yield _Launch(
+            False, few_queries, num_tiles, rows, queries, key_tile, padded_dim, segment_tokens,
+            num_segments=1, split_queries=1,
+        )  # fmt: skip
 
 
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _num_segments(
+    query_len: int, seq_len: int, sliding_window: int | None, key_tile: int, segment_tokens: int
+) -> int:
+    """Return the number of segments of a sequence with one tile of queries, by the kernel's own arithmetic."""
+    begin = 0
+    if sliding_window is not None:  # the first key that the first query sees, rounded down
+        begin = max(seq_len - query_len - sliding_window + 1, 0) // key_tile * key_tile
+    span = seq_len - begin
+    most = math.ceil(math.ceil(span / MAX_SEGMENTS) / key_tile) * key_tile
+    return math.ceil(span / max(segment_tokens, most))
 
 
 def paged_attention_reference(

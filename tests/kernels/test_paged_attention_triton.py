@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from tests.kernels.targets import PagedCase, Target, on_every_triton_target
-from triolet.kernels.paged_attention import _segment_tokens, paged_attention_reference, paged_attention_triton
+from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.paged_attention import _num_segments, paged_attention_reference, paged_attention_triton
 
 MIXED = [(7, 7), (1, 65), (16, 80), (1, 1), (0, 3), (1, 64), (1, 130)]
 DECODES = [(1, 1), (1, 63), (1, 64), (1, 65), (1, 200)]
@@ -115,9 +117,61 @@ def test_a_step_without_tokens_launches_nothing(target: Target) -> None:
     assert got.eq(0).all()
 
 
-def test_a_small_batch_over_long_sequences_is_split_and_a_large_one_is_not() -> None:
-    machine: Any = {"key_tile": 64, "num_multiprocessors": 132}
-    assert _segment_tokens(16_384, programs=8, **machine) == 256  # 64 segments
-    assert _segment_tokens(16_384, programs=64, **machine) == 2048  # 8 segments
-    assert _segment_tokens(16_384, programs=2048, **machine) == 16_384  # none
-    assert _segment_tokens(100, programs=1, **machine) == 256  # too short to be worth it
+def alone(case: PagedCase, sequence: int) -> tuple[torch.Tensor, AttentionMetadata]:
+    """Return the queries of one sequence, and metadata in which there is no other."""
+    whole = case.metadata
+    first = sum(whole.query_lens_host[:sequence])
+    query_len = whole.query_lens_host[sequence]
+    return case.query[first : first + query_len], attrs.evolve(
+        whole,
+        cu_query_lens=torch.tensor([0, query_len], dtype=torch.int32, device=case.query.device),
+        seq_lens=whole.seq_lens[sequence : sequence + 1],
+        block_tables=whole.block_tables[sequence : sequence + 1],
+        query_lens_host=(query_len,),
+        seq_lens_host=whole.seq_lens_host[sequence : sequence + 1],
+    )
+
+
+def has_the_same_bits_alone(case: PagedCase, **options: Any) -> None:
+    caches = case.keys, case.values
+    together = paged_attention_triton(case.query, *caches, case.metadata, scale=case.scale, **options)
+    for sequence, query_len in enumerate(case.metadata.query_lens_host):
+        query, metadata = alone(case, sequence)
+        got = paged_attention_triton(query, *caches, metadata, scale=case.scale, **options)
+        first = sum(case.metadata.query_lens_host[:sequence])
+        assert got.equal(together[first : first + query_len]), sequence
+
+
+@pytest.mark.slow
+@on_every_triton_target
+@pytest.mark.parametrize("sliding_window", [None, 100])
+def test_a_decode_has_the_same_bits_alone_and_among_64_of_which_some_are_100_times_longer(
+    target: Target, sliding_window: int | None
+) -> None:
+    lens = [(1, 13 + 2 * i) for i in range(62)]
+    case = PagedCase.make([*lens, (1, 1400), (1, 700)], num_heads=3, target=target)
+    has_the_same_bits_alone(case, segment_tokens=64, sliding_window=sliding_window)
+
+
+@on_every_triton_target
+def test_a_decode_has_the_same_bits_beside_chunks_and_a_chunk_beside_longer_ones(target: Target) -> None:
+    lens = [(1, 70), (7, 90), (1, 200), (5, 300), (2, 129), (0, 9), (40, 40), (1, 3), (17, 20)]
+    has_the_same_bits_alone(PagedCase.make(lens, num_heads=4, target=target), segment_tokens=64)
+
+
+@on_every_triton_target
+def test_a_sequence_that_is_too_long_for_its_segments_gets_longer_ones(target: Target) -> None:
+    case = PagedCase.make([(1, 64 * 16 + 70), (1, 40)], head_dim=256, target=target)  # key tiles of 16 or 32
+    agrees_with_reference(case, target, segment_tokens=16)
+    has_the_same_bits_alone(case, segment_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "sliding_window", "expected"),
+    [(1, None, 1), (512, None, 1), (513, None, 2), (16_384, None, 32), (131_072, None, 64), (9000, 512, 2)],
+)
+def test_segments_follow_from_the_sequence_alone(
+    seq_len: int, sliding_window: int | None, expected: int
+) -> None:
+    # 131,072 = 64 * 2048; a window of 512 that does not begin at a tile reaches into a second segment
+    assert _num_segments(1, seq_len, sliding_window, key_tile=64, segment_tokens=512) == expected

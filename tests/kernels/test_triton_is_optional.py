@@ -68,8 +68,8 @@ WIDE = {"slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp
 
 # What a launch for a model of 32 heads hands over. Triton compiles another binary for pointers and integers that are
 # multiples of 16, with wider loads and more shared memory, and that is the one which runs.
-VALUES = {"num_seqs": 8, "segment_tokens": 256, "num_segments": 64, "num_heads": 32, "sliding_window": 4096,
-          "block_tables_stride": 128, "dim": 8192, "gate_up_stride": 16384}
+VALUES = {"num_seqs": 8, "segment_tokens": 512, "split_queries": 1, "num_segments": 64, "num_heads": 32,
+          "sliding_window": 4096, "block_tables_stride": 128, "dim": 8192, "gate_up_stride": 16384}
 
 def is_aligned(name, type, constants):
     if type.startswith("*"):
@@ -102,10 +102,10 @@ def compile_for(arch, kernel, dtype, **constants):
 """
 
 KERNELS = """
-attention = dict(GROUP=4, BLOCK_SIZE=16, WIDEN=False)
+attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False)
 compile_for(80, paged_attention._attention_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, ROWS=16, QUERIES=4, KEYS=64,
-            DECODES_ONLY=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, HAS_SINKS=True, **attention)
-compile_for(90, paged_attention._reduce_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, PADDED_SEGMENTS=64)
+            FEW=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, HAS_SINKS=True, **attention)
+compile_for(90, paged_attention._reduce_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, MOST_SEGMENTS=64, FEW_QUERIES=4)
 compile_for(90, kv_write._kv_write_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128)
 for flags in ((False, True), (True, False)):
     compile_for(90, rms_norm._rms_norm_kernel, "bf16", DIM=2560, PADDED_DIM=4096,
@@ -115,11 +115,11 @@ compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64)
 """
 
 LARGEST = """
-attention = dict(GROUP=4, BLOCK_SIZE=16, WIDEN=False)
+attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False)
 compile_for(90, paged_attention._attention_kernel, "bf16", HEAD_DIM=128, PADDED_DIM=128, ROWS=64, QUERIES=16, KEYS=64,
-            DECODES_ONLY=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, HAS_SINKS=False, **attention)
+            FEW=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, HAS_SINKS=False, **attention)
 compile_for(90, paged_attention._attention_kernel, "fp32", HEAD_DIM=256, PADDED_DIM=256, ROWS=32, QUERIES=8, KEYS=16,
-            DECODES_ONLY=False, HAS_WINDOW=True, HAS_SOFT_CAP=True, SPLIT=True, HAS_SINKS=True, **attention)
+            FEW=True, HAS_WINDOW=True, HAS_SOFT_CAP=True, SPLIT=True, HAS_SINKS=True, **attention)
 """
 
 
