@@ -30,6 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import trio
 from gpu_bench import bench
@@ -74,6 +75,7 @@ def kernels(place: Place) -> Iterator[Case]:
                 words = f"attention {kind}{' window and cap' if options else ''} {name}"
                 yield words, partial(_attention, place, dtype, lens, **options)
     yield "noise bits", partial(_noise, place)
+    yield "draws", partial(_draws, place)
 
 
 def compared(pairs: Sequence[tuple[Tensor, Tensor]], tolerance: float) -> Figures:
@@ -226,6 +228,31 @@ def _noise(place: Place) -> Figures:
 
     here, there = noise("cpu"), noise(place.device)
     return {"passed": torch.equal(here, there), "numbers": here.numel()}
+
+
+def _draws(place: Place) -> Figures:
+    """Compare the tokens of rows of mixed parameters with those that torch draws on the CPU."""
+    from triolet.model.sampling.random_draw import GpuDraws, RandomDraw
+    from triolet.model.sampling.sampling_row import SamplingRow
+
+    num_rows, vocab_size = (24, 300) if place.dry_run else (2000, 20_000)
+    some = [
+        {"temperature": 0.7}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8, "min_p": 0.01},
+        {"min_p": 0.1, "temperature": 1.5}, {"top_p": 0.999}, {"top_k": 1000}, {"temperature": 2.0},
+    ]  # fmt: skip
+    params = [SamplingParams(**{"temperature": 1.0, **some[i % len(some)]}) for i in range(num_rows)]
+    rows = [SamplingRow(params=each, seed=i, vocab_size=vocab_size) for i, each in enumerate(params)]
+    logits = torch.randn(num_rows, vocab_size) * 3
+    logits[::2] = (logits[::2] * 8).round() / 8  # ties
+    positions = list(range(num_rows))
+    in_torch = attrs.evolve(RandomDraw.of(rows, vocab_size, torch.device("cpu")), on_cpu=None)
+    expected = in_torch.draw(logits.clone(), logits.max(dim=1).values, positions)
+    on_gpu = GpuDraws.of(params, in_torch.answers, vocab_size, torch.device(place.device))
+    there = logits.to(place.device)
+    got = on_gpu.draw(there, there.max(dim=1).values, positions).cpu()
+    num_other = int((got != expected).sum())
+    # logarithms and exponentials differ in their last bits: a draw in 100,000 may be too close to call
+    return {"rows": num_rows, "other_tokens": num_other, "passed": num_other <= num_rows // 1000}
 
 
 def parity(place: Place) -> Iterator[Case]:

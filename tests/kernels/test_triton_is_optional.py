@@ -59,17 +59,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from triolet.kernels import kv_write, paged_attention, rms_norm, rotary, silu_mul
+from triolet.kernels import kv_write, paged_attention, random_draw, rms_norm, rotary, silu_mul
 
 FLOATS = {"scale", "soft_cap", "eps", "weight_offset"}
 WIDE = {"slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "partial_ptr": "*fp32",
         "max_ptr": "*fp32", "sum_ptr": "*fp32", "seq_lens_ptr": "*i32", "block_tables_ptr": "*i32",
-        "cu_query_lens_ptr": "*i32"}
+        "cu_query_lens_ptr": "*i32", "top_k_ptr": "*i64", "top_p_ptr": "*fp64", "thresholds_ptr": "*i32",
+        "last_ids_ptr": "*i32", "answers_ptr": "*i64", "ids_ptr": "*i32", "bits_ptr": "*i64", "tokens_ptr": "*i64"}
 
 # What a launch for a model of 32 heads hands over. Triton compiles another binary for pointers and integers that are
 # multiples of 16, with wider loads and more shared memory, and that is the one which runs.
 VALUES = {"num_seqs": 8, "segment_tokens": 512, "split_queries": 1, "num_segments": 64, "num_heads": 32,
-          "sliding_window": 4096, "block_tables_stride": 128, "dim": 8192, "gate_up_stride": 16384}
+          "sliding_window": 4096, "block_tables_stride": 128, "dim": 8192, "gate_up_stride": 16384,
+          "logits_stride": 151936, "vocab_size": 151936, "num_tiles": 149}
 
 def is_aligned(name, type, constants):
     if type.startswith("*"):
@@ -80,7 +82,7 @@ def is_aligned(name, type, constants):
     value = VALUES[name] if name in VALUES else width if name.endswith("stride_h") else 32 * width
     return value % 16 == 0
 
-def compile_for(arch, kernel, dtype, **constants):
+def compile_for(arch, kernel, dtype, num_warps=4, **constants):
     function = kernel._jit()
     types = dict(WIDE, out_ptr="*fp32") if constants.get("SPLIT") else WIDE
     def type_of(name):
@@ -91,10 +93,10 @@ def compile_for(arch, kernel, dtype, **constants):
     aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(function.arg_names)
                if is_aligned(name, types_of[name], constants)}
     source = ASTSource(function, types_of, constexprs=constants, attrs=aligned)
-    options = {"enable_fp_fusion": True, "num_stages": 2 if "ROWS" in constants else 3}
+    options = {"enable_fp_fusion": True, "num_warps": num_warps, "num_stages": 2 if "ROWS" in constants else 3}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     # Hints that are not taken would go unnoticed otherwise; the small kernels give each thread one number.
-    if {"ROWS", "DIM", "TILE"} & constants.keys():
+    if num_warps == 4 and {"ROWS", "DIM", "TILE"} & constants.keys():
         assert ".v4.b32" in compiled.asm["ptx"] or "cp.async" in compiled.asm["ptx"], function.__name__
     assert compiled.metadata.shared <= 99 * 1024, (function.__name__, constants, compiled.metadata.shared)
     print(function.__name__)
@@ -112,6 +114,9 @@ for flags in ((False, True), (True, False)):
                 HAS_RESIDUAL=flags[0], HAS_OFFSET=flags[1])
     compile_for(90, silu_mul._gate_mul_kernel, "bf16", GELU=flags[0], TILE=1024)
 compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64)
+compile_for(90, random_draw._limits_kernel, "fp32", num_warps=16, TOLERANCE=1e-6, TILE=1024)
+compile_for(80, random_draw._draw_kernel, "fp32", LIMITED=True, WRITES_BITS=False, TILE=1024)
+compile_for(90, random_draw._winner_kernel, "fp32", PADDED_TILES=256)
 """
 
 LARGEST = """
@@ -128,7 +133,7 @@ def test_every_kernel_compiles_for_nvidia_gpus_on_a_machine_without_one(tmp_path
     compiled = run_python(COMPILE + KERNELS, TRITON_CACHE_DIR=str(tmp_path)).split()
     assert set(compiled) == {
         "_attention_kernel", "_reduce_kernel", "_kv_write_kernel", "_rms_norm_kernel", "_gate_mul_kernel",
-        "_rotary_kernel",
+        "_rotary_kernel", "_limits_kernel", "_draw_kernel", "_winner_kernel",
     }  # fmt: skip
 
 

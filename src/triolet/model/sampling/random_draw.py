@@ -1,8 +1,9 @@
 """Random sampling: temperature, min_p, then a draw, with or without top_k and top_p.
 
-On a CPU all rows are drawn in one call into C++, which sorts only the few tokens that are drawn from. It is the same
-draw as that in torch, with the same noise; exponentials and logarithms may differ in their last bit. A row always goes
-this way or never: what it gets does not depend on the rows beside it.
+On a CPU all rows are drawn in one call into C++, which sorts only the few tokens that are drawn from, and on a GPU in
+three kernels of Triton, which sort nothing. It is the same draw as that in torch, with the same noise; exponentials and
+logarithms may differ in their last bit. A row always goes this way or never: what it gets does not depend on the rows
+beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from triolet.model.sampling.noise import answer_streams, exponential_noise, posi
 from triolet.model.sampling.sampling_row import SamplingRow
 from triolet.model.sampling.top_k_top_p import (
     NO_TOP_P,
+    TOP_P_TOLERANCE,
     TopKTopP,
     draw_within,
     has_top_k,
@@ -72,6 +74,48 @@ def make_cpu_draws(
     return None if cpp is None else CpuDraws(cpp, params, answers, vocab_size)
 
 
+@attrs.frozen(eq=False)
+class GpuDraws:
+    """Sampling parameters of some rows, as the kernels on a GPU read them step after step."""
+
+    columns: dict[str, Tensor]  # [num_rows] each, by the names of `draw_triton`'s arguments
+    is_limited: bool  # whether a row has a top_k or top_p
+
+    @classmethod
+    def of(
+        cls, params: Sequence[SamplingParams], answers: Tensor, vocab_size: int, device: torch.device
+    ) -> GpuDraws:
+        """For rows that are not greedy; `answers`: [num_rows] int64, where the noise of each answer begins."""
+        top_k = [p.top_k if has_top_k(p, vocab_size) else vocab_size for p in params]
+        columns = {
+            "temperature": torch.tensor([p.temperature for p in params], dtype=torch.float32),
+            "log_min_p": torch.tensor([p.min_p for p in params], dtype=torch.float64).log().float(),
+            "top_k": torch.tensor(top_k, dtype=torch.int64),
+            "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float64),
+            "answers": answers,
+        }
+        return cls(
+            {name: column.to(device) for name, column in columns.items()},
+            any(is_limited(p, vocab_size) for p in params),
+        )
+
+    def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """Draw a token per row; the logits are not changed, and the host waits for nothing."""
+        from triolet.kernels.random_draw import draw_triton
+
+        at = torch.tensor(positions, dtype=torch.int64)
+        if logits.is_cuda:  # from pinned memory the copy need not be waited for
+            at = at.pin_memory().to(logits.device, non_blocking=True)
+        return draw_triton(
+            logits,
+            max_logits,
+            **self.columns,
+            positions=at,
+            is_limited=self.is_limited,
+            tolerance=TOP_P_TOLERANCE,
+        )
+
+
 BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays of this size stay in the cache
 
 
@@ -89,6 +133,7 @@ class RandomDraw:
     limits: TopKTopP  # of the limited rows
     vocabulary: Tensor  # [vocab_size] int64, all token ids
     on_cpu: CpuDraws | None  # draws them, where it can
+    on_gpu: GpuDraws | None  # draws them on a GPU
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> RandomDraw:
@@ -111,6 +156,7 @@ class RandomDraw:
             limits=TopKTopP.of([params[i] for i in limited], vocab_size, device),
             vocabulary=torch.arange(vocab_size, device=device),
             on_cpu=make_cpu_draws(params, answers, vocab_size, device),
+            on_gpu=GpuDraws.of(params, answers, vocab_size, device) if device.type == "cuda" else None,
         )
 
     def draws_from(self, logits: Tensor) -> bool:
@@ -129,6 +175,8 @@ class RandomDraw:
         """
         if self.on_cpu is not None and can_choose(logits):  # by dtype and layout: the same way in every batch
             return self.on_cpu.draw(logits, max_logits, positions)
+        if self.on_gpu is not None:
+            return self.on_gpu.draw(logits, max_logits, positions)
         scaled, max_logits = self._scale_(logits, max_logits)
         streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
         if not len(self.open_rows):
