@@ -6,6 +6,7 @@
 # make bench             throughput of triolet and of transformers' generate, side by side
 # make gpu               check and measure triolet on this machine's GPU (under 8 minutes); ARGS=--dry-run: without one
 # make sbom              the packages of the environment with versions and licences (CycloneDX), in build/sbom.json
+# make lock              what an installation consists of, with versions and hashes, in requirements.lock (torch is chosen per machine)
 # make clean             remove the environment and everything that was built
 
 PYTHON ?= python3
@@ -31,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow lint docs bench gpu sbom clean
+.PHONY: help chat test test-slow lint docs bench gpu sbom lock clean
 .DEFAULT_GOAL = help
 
 help:
@@ -68,6 +69,17 @@ sbom: $(VENV)/.installed
 	$(PYTHON) -m venv build/sbom
 	build/sbom/bin/pip install --quiet cyclonedx-bom==7.5.0
 	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.json $(VENV)/bin/python
+
+# Without torch, which has another build, and so another hash, for every kind of GPU and for none; but with what torch itself needs.
+TORCH_NEEDS = filelock fsspec networkx setuptools sympy typing-extensions
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet uv==0.13.9
+	printf '%s\n' torch triton > build/lock/excluded.txt
+	printf '%s\n' $(TORCH_NEEDS) > build/lock/needed.in
+	build/lock/bin/uv pip compile --quiet pyproject.toml build/lock/needed.in --excludes build/lock/excluded.txt \
+		--constraint constraints.txt --python-version 3.11 --universal --generate-hashes --no-annotate \
+		--custom-compile-command "make lock" --output-file requirements.lock
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

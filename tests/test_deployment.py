@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,32 @@ def test_the_image_is_made_of_files_that_there_are() -> None:
     # Where the package consists of links, what they lead to is in the image, too.
     links = {path.resolve().relative_to(ROOT).parts[0] for path in (ROOT / "src/triolet").iterdir()}
     assert links <= set(sources)
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_image_can_be_made_from_what_is_copied_there(tmp_path: Path) -> None:
+    """The image's first stage, without Docker and without compiled kernels."""
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    first_stage = DOCKERFILE.rpartition("\nFROM ")[0]
+    for line in re.findall(r"(?m)^COPY (.+)$", first_stage):
+        *names, target = line.split()
+        for name in names:
+            into = source / target / (name if target.endswith("/") else "")
+            into.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_dir():
+                shutil.copytree(
+                    ROOT / name, into, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            else:
+                shutil.copy(ROOT / name, into)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(wheels)]
+    assert "-m build --wheel --outdir /wheels" in first_stage
+    subprocess.run(
+        command, cwd=source, check=True, capture_output=True, env={**os.environ, "TRIOLET_PURE_WHEEL": "1"}
+    )
+    [wheel] = wheels.glob("triolet-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"triolet/actors/__init__.py", "triolet/kernels/cpu/decoder.cpp"} <= set(archive.namelist())
 
 
 def test_what_compose_mounts_is_there_and_its_variables_are_the_servers() -> None:

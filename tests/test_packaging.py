@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import tarfile
 import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
@@ -188,8 +190,56 @@ def test_the_links_lead_to_the_folders_at_the_top() -> None:
 def test_every_direct_dependency_is_pinned_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    versions = pins()
     for requirement in map(Requirement, asked):
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    named = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {str(canonicalize_name(name)): version for name, version in named.items()}
+
+
+def locked() -> dict[str, tuple[Requirement, list[str]]]:
+    """Return requirement and hashes of each package in the lock file."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.lock").read_text())
+    found = {}
+    for entry in text.replace("\\\n", " ").splitlines():
+        line, *hashes = entry.split(" --hash=")
+        requirement = Requirement(line.strip())
+        found[str(canonicalize_name(requirement.name))] = requirement, [one.strip() for one in hashes]
+    return found
+
+
+def test_every_package_of_the_lock_file_has_its_pinned_version_and_hashes() -> None:
+    pinned = pins()
+    for name, (requirement, hashes) in locked().items():
+        # What only other systems need was never installed here, so that it has no pin.
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert str(requirement.specifier) == f"=={pinned[name]}", requirement
+        assert str(requirement.specifier).startswith("=="), requirement
+        assert hashes and all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in hashes), requirement
+
+
+def test_the_lock_file_has_everything_that_triolet_and_its_packages_ask_for() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    left, needed = [Requirement(line) for line in asked], set()
+    while left:
+        requirement = left.pop()
+        name = str(canonicalize_name(requirement.name))
+        extras = requirement.extras or {""}
+        if (name, *sorted(extras)) in needed:
+            continue
+        needed.add((name, *sorted(extras)))
+        for one in map(Requirement, metadata.requires(name) or []):
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
+                left.append(one)
+    # torch is chosen by machine; CUDA's libraries and Triton come with a build for GPUs.
+    by_torch = {"torch", "triton"}
+    names = {
+        name for name, *_ in needed if name not in by_torch and not name.startswith(("nvidia-", "cuda-"))
+    }
+    assert len(names) > 30
+    assert names - set(locked()) == set()
+    assert not by_torch & set(locked())
