@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import HAS_NVIDIA_DRIVER
+from tests.scale import num_cases
 from triolet.core.request.params import SamplingParams
 from triolet.kernels.random_draw import TILE, draw_triton
 from triolet.model.sampling.noise import answer_streams
@@ -65,8 +66,8 @@ def draws_in_torch(
 @pytest.mark.parametrize(
     ("vocab_size", "num_rows"),
     [
-        (1, 4), (2, 20), (40, 150), (TILE, 10), (TILE + 1, 10), (3003, 4),
-        pytest.param(300, 5000, marks=pytest.mark.slow),
+        (1, 4), (2, 10), (40, 40), (TILE, 4), (TILE + 1, 4), (3003, 2),
+        pytest.param(300, num_cases(5000), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_rows_of_mixed_parameters_get_the_tokens_that_torch_draws(vocab_size: int, num_rows: int) -> None:
@@ -132,7 +133,7 @@ def test_exactly_the_tokens_that_are_kept_are_drawn(
     logits: list[float], fields: dict[str, Any], expected: set[int]
 ) -> None:
     params = SamplingParams(temperature=1.0, **fields)
-    tokens = draws(torch.tensor([logits] * 60), [params] * 60, list(range(60)), [3] * 60)
+    tokens = draws(torch.tensor([logits] * 24), [params] * 24, list(range(24)), [3] * 24)
     assert set(tokens.tolist()) == expected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -27,24 +28,53 @@ def token_logprobs(
         One per row. The rank of the chosen token is the number of tokens at least as likely: 1 for a single likeliest.
     """
     own = logprobs.gather(1, chosen[:, None])
-    ranks = (logprobs >= own).sum(dim=1).tolist()
-    tops = _tops(logprobs, num_top)
-    for row, token_ids in enumerate(named):
-        if token_ids:
-            tops[row] = list(token_ids), logprobs[row, list(token_ids)].tolist()
-    columns = zip(chosen.tolist(), own[:, 0].tolist(), ranks, tops, strict=True)
+    ranks = (logprobs >= own).sum(dim=1)
+    counts = [logprobs.shape[1] if count == ALL else min(count, logprobs.shape[1]) for count in num_top]
+    top = torch.topk(logprobs, max(counts), dim=1)
+    columns = [chosen, own[:, 0], ranks, top.indices, top.values]
+    asked = [(row, token_ids) for row, token_ids in enumerate(named) if token_ids]
+    if asked:
+        columns.append(_of_named(logprobs, asked))
+    token_ids_of, own_of, ranks_of, top_ids, top_logprobs, *named_logprobs = read_together(columns)
+    tops = [
+        (ids[:count], values[:count])
+        for ids, values, count in zip(top_ids, top_logprobs, counts, strict=True)
+    ]
+    for values in named_logprobs:
+        for (row, token_ids), found in zip(asked, values, strict=True):
+            tops[row] = list(token_ids), found[: len(token_ids)]
     return [
-        TokenLogprobs((token_id, *top_ids), (logprob, *top_logprobs), rank)
-        for token_id, logprob, rank, (top_ids, top_logprobs) in columns
+        TokenLogprobs((token_id, *ids), (logprob, *values), rank)
+        for token_id, logprob, rank, (ids, values) in zip(token_ids_of, own_of, ranks_of, tops, strict=True)
     ]
 
 
-def _tops(logprobs: Tensor, num_top: Sequence[int]) -> list[tuple[list[int], list[float]]]:
-    vocab_size = logprobs.shape[1]
-    counts = [vocab_size if count == ALL else min(count, vocab_size) for count in num_top]
-    top = torch.topk(logprobs, max(counts), dim=1)
-    rows = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
-    return [(token_ids[:count], values[:count]) for token_ids, values, count in rows]
+def _of_named(logprobs: Tensor, asked: Sequence[tuple[int, tuple[int, ...]]]) -> Tensor:
+    # [num_asked, the most token ids of a row] log-probabilities of the tokens named by some rows
+    most = max(len(token_ids) for _, token_ids in asked)
+    # Before the row's token ids stands its number, behind them padding.
+    places = torch.tensor([(row, *ids, *[0] * (most - len(ids))) for row, ids in asked]).to(logprobs.device)
+    return logprobs[places[:, :1], places[:, 1:]]
+
+
+def read_together(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """Read tensors of float32 or of integers below 2**53, as `Tensor.tolist` does, with one wait for their device."""
+    if not tensors[0].is_cuda:
+        return [tensor.tolist() for tensor in tensors]
+    return unpack(pack(tensors).cpu(), tensors)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors to one in a row: float64 holds them all."""
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors])
+
+
+def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[list[Any]]:
+    """Return the lists that `tensors` were before they were packed; of themselves only shape and dtype are read."""
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [
+        part.view(tensor.shape).to(tensor.dtype).tolist() for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 ROWS_AT_ONCE = 64  # prompt positions normalised together: about 40 MB in float32 with a large vocabulary

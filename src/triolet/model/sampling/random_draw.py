@@ -116,6 +116,13 @@ class GpuDraws:
         )
 
 
+def make_gpu_draws(
+    params: Sequence[SamplingParams], answers: Tensor, vocab_size: int, device: torch.device
+) -> GpuDraws | None:
+    """Prepare draws on a GPU; None on any other device."""
+    return GpuDraws.of(params, answers, vocab_size, device) if device.type == "cuda" else None
+
+
 BLOCK_ENTRIES = 2**17  # of full rows handled at a time on a CPU: a few arrays of this size stay in the cache
 
 
@@ -156,7 +163,7 @@ class RandomDraw:
             limits=TopKTopP.of([params[i] for i in limited], vocab_size, device),
             vocabulary=torch.arange(vocab_size, device=device),
             on_cpu=make_cpu_draws(params, answers, vocab_size, device),
-            on_gpu=GpuDraws.of(params, answers, vocab_size, device) if device.type == "cuda" else None,
+            on_gpu=make_gpu_draws(params, answers, vocab_size, device),
         )
 
     def draws_from(self, logits: Tensor) -> bool:

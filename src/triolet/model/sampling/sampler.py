@@ -26,7 +26,7 @@ from torch import Tensor
 from triolet.core.step_plan import TokenLogprobs
 from triolet.kernels.cpu.sampling.draw import row_argmax
 from triolet.model.sampling.logits_processors import LogitEdits
-from triolet.model.sampling.logprobs import token_logprobs
+from triolet.model.sampling.logprobs import read_together, token_logprobs
 from triolet.model.sampling.random_draw import RandomDraw
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -110,26 +110,26 @@ class SamplingBatch:
         """
         max_logits, tokens = row_argmax(logits)  # NaN is larger than everything
         told = self._raw(logits)
-        failures = {
-            i: _problem(max_logit)
-            for i, max_logit in enumerate(max_logits.tolist())
-            if not math.isfinite(max_logit)
-        }
+        read = [max_logits, tokens]
         if self._worked:
             worked_max_logits, worked_tokens = self._draw_as_is(logits, max_logits) or self._work(
                 logits, told
             )
             tokens[self._worked_index] = worked_tokens
-            for i, max_logit in zip(self._worked, worked_max_logits.tolist(), strict=True):
-                if not math.isfinite(max_logit):
-                    failures.setdefault(i, _problem(max_logit))
-        return Samples(tokens.tolist(), failures, self._logprobs(told, tokens, failures))
+            read.append(worked_max_logits)
+        # Nothing is read before everything is launched. Only a GPU's tensors are read together: it is waited for once.
+        lists = read_together(read) if logits.is_cuda else [tensor.tolist() for tensor in read]
+        failures = _failures(lists[0])
+        for i, max_logit in zip(self._worked, lists[2] if self._worked else (), strict=True):
+            if not math.isfinite(max_logit):
+                failures.setdefault(i, _problem(max_logit))
+        return Samples(lists[1], failures, self._logprobs(told, tokens, failures))
 
     def _draw_as_is(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor] | None:
         # the same as `_work` without its float32 copy; None if the rows have edits or torch must draw
-        work = _take(logits, self._worked_index)
-        if self._random is None or self._edits is not None or self._is_processed:
+        if self._random is None or self._edits is not None or self._is_processed or logits.is_cuda:
             return None
+        work = _take(logits, self._worked_index)
         if not self._random.draws_from(work):
             return None
         work_max_logits = _take(max_logits, self._worked_index)
