@@ -57,7 +57,7 @@ def outputs_of(text: str, *, logprobs: bool) -> list[RequestOutput]:
 
 def joined(outputs: list[RequestOutput]) -> RequestOutput:
     """As an engine that goes on brings what it had."""
-    first, *others = outputs
+    first, *others = attrs.evolve(outputs[0]), *outputs[1:]  # `add` changes it
     for other in others:
         first = first.add(other, aggregate=True)
     return first
