@@ -46,6 +46,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 4096,
     },
+    # Of llama-160m's width.
+    "gemma2-160m": {
+        "config": "Gemma2Config",
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+    },
     "qwen3-0.6b": {
         "config": "Qwen3Config",
         "hidden_size": 1024,

@@ -19,10 +19,11 @@ namespace {
 #define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
-      _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)
+      _(post_attention_norm), _(post_mlp_norm), _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(final_norm), _(head), _(argmax_filter), _(num_layers), _(hidden), _(intermediate),   \
-      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap)
+      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap), \
+      _(logit_soft_cap), _(embedding_scale)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
       _(keys), _(values), _(embeddings), _(hidden), _(logits), _(max_logits), _(argmax), _(adapter_slots),            \

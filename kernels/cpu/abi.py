@@ -47,7 +47,8 @@ class LayerStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
-        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm", "cos_sin")),
+        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "cos_sin")),
         *((name, _I) for name in ("rotary_dim", "sliding_window")),
         ("scale", _F),
     )
@@ -62,7 +63,7 @@ class ModelStruct(ctypes.Structure):
         ("argmax_filter", ArgmaxFilterStruct),
         *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
         *((name, _I) for name in ("head_dim", "dtype", "gelu", "embedding_format")),
-        *((name, _F) for name in ("eps", "attention_soft_cap")),
+        *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap", "embedding_scale")),
     )
 
 

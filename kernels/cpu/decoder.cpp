@@ -1,4 +1,5 @@
-// One step of a Llama-like decoder in one call: token ids to logits, with the keys and values written to the cache.
+// One step of a dense decoder (Llama, Qwen, Phi, Gemma) in one call: token ids to logits, with the keys and values
+// written to the cache.
 //
 // All threads run the same stages: projection, rotary and KV write, attention, projection, ... (see
 // threading/thread_pool.h). One thread computes an item, in a fixed order, so the result has the same bits for any
@@ -22,7 +23,7 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 
 namespace {
 
-constexpr int STAGES = 9, STAGES_PER_LAYER = 16;  // at most
+constexpr int STAGES = 9, STAGES_PER_LAYER = 18;  // at most
 constexpr int FEW_TOKENS = 4;           // up to here every thread normalises all rows itself
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
@@ -41,6 +42,7 @@ struct Workspace {
   int shrunk_width = 0;                        // numbers of a row of `shrunk`
   bool only_decodes = true;     // one token and one item for each sequence
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
+  float* unnormed;                            // [tokens, hidden]: before a post_attention_norm or post_mlp_norm
   T *normed, *queries, *attention_output, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
   float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
@@ -87,6 +89,11 @@ struct Workspace {
            !adapted_logits.max_rank(HEAD_LAYER);
   }
 
+  bool has_post_norms() const {
+    return std::any_of(model.layers, model.layers + model.num_layers,
+                       [](const Layer& layer) { return layer.post_attention_norm || layer.post_mlp_norm; });
+  }
+
   // Return whether inputs of a layer are widened to float32.
   bool widens_inputs() const {
     if constexpr (std::is_same_v<T, float>) return false;
@@ -123,8 +130,9 @@ struct Workspace {
     const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     const size_t widened = widens_inputs() ? rows * widest : 0;
+    const size_t unnormed_numbers = has_post_norms() ? rows * model.hidden : 0;
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + widened + rows * shrunk_width + 13 * 16);
+                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + 14 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -143,6 +151,7 @@ struct Workspace {
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
     shrunk = take(rows * shrunk_width * sizeof(float));
+    unnormed = take(unnormed_numbers * sizeof(float));
   }
 };
 
@@ -355,6 +364,11 @@ class Worker {
   void score(int row, int panel, const float* sums) {
     const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
     const int count = std::min(TILE_COLUMNS, vocab_size - first);
+    alignas(64) float squeezed[TILE_COLUMNS];
+    if (model_.logit_soft_cap > 0.0f) {
+      for (int j = 0; j < TILE_COLUMNS; j += LANES) store(squeezed + j, capped(load(sums + j), model_.logit_soft_cap));
+      sums = squeezed;
+    }
     if (T* all = static_cast<T*>(step_.logits))
       return narrow_row(sums, count, 1.0f, all + static_cast<ptrdiff_t>(row) * vocab_size + first);
     alignas(64) T logits[TILE_COLUMNS];
@@ -413,12 +427,23 @@ class Worker {
     return rows;
   }
 
-  // Add x @ weight.T + bias to the residual stream.
-  void add_linear(const Linear& linear, int index, const T* x) {
-    multiply_adapted(linear, index, x, step_.num_tokens, shared_.adapted_tokens, [&](int row, int panel, const float* sums) {
-      const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
-      float* to = shared_.residual + row * hidden_ + first;
-      for (int j = 0; j < count; ++j) to[j] += sums[j];
+  // Add x @ weight.T + bias to the residual stream, normalised if there is a norm.
+  void add_linear(const Linear& linear, int index, const T* x, const float* norm) {
+    const AdaptedRows& adapted = shared_.adapted_tokens;
+    auto place = [&](float* rows, int row, int panel) { return rows + row * hidden_ + panel * TILE_COLUMNS; };
+    auto count = [&](int panel) { return std::min<int>(TILE_COLUMNS, model_.hidden - panel * TILE_COLUMNS); };
+    if (!norm)
+      return multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
+        float* to = place(shared_.residual, row, panel);
+        for (int j = 0; j < count(panel); ++j) to[j] += sums[j];
+      });
+    multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
+      std::copy(sums, sums + count(panel), place(shared_.unnormed, row, panel));
+    });
+    stage(step_.num_tokens, [&](int token) {
+      float *from = shared_.unnormed + token * hidden_, *to = shared_.residual + token * hidden_;
+      scale_row(from, norm, norm_factor(from), model_.hidden, from);
+      for (int i = 0; i < model_.hidden; ++i) to[i] += from[i];
     });
   }
 
@@ -431,10 +456,10 @@ class Worker {
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
     attention(layer, index);
-    add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output);
+    add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
     multiply_adapted(layer.gate_up, 4 * index + 2, all_normed(layer.mlp_norm), step_.num_tokens, adapted,
                      [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
-    add_linear(layer.down, 4 * index + 3, shared_.activated);
+    add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm);
   }
 
   void embed(int token) {
@@ -447,14 +472,19 @@ class Worker {
     }
     embed_plain(id, to);
     const Adapter* adapter = shared_.adapted_tokens.of(token);
-    if (!adapter || !adapter->embedding.rank) return;
-    const AdapterLinear& layer = adapter->embedding;
+    if (adapter && adapter->embedding.rank) add_to_embedding(*adapter, id, to);
+    if (model_.embedding_scale != 1.0f)
+      for (int i = 0; i < hidden_; ++i) to[i] *= model_.embedding_scale;
+  }
+
+  void add_to_embedding(const Adapter& adapter, int id, float* to) {
+    const AdapterLinear& layer = adapter.embedding;
     const float* shrunk = static_cast<const float*>(layer.a) + static_cast<ptrdiff_t>(id) * layer.rank;
     for (int first = 0; first < model_.hidden; first += TILE_COLUMNS) {
       const int count = std::min(TILE_COLUMNS, model_.hidden - first);
       alignas(64) float plain[TILE_COLUMNS] = {}, both[TILE_COLUMNS];
       std::copy(to + first, to + first + count, plain);
-      expand_panel(*adapter, layer, nullptr, first / TILE_COLUMNS, shrunk, plain, both);
+      expand_panel(adapter, layer, nullptr, first / TILE_COLUMNS, shrunk, plain, both);
       std::copy(both, both + count, to + first);
     }
   }
@@ -472,8 +502,12 @@ class Worker {
 
   void normalise(int token, const float* weight, T* to) {
     const float* from = shared_.residual + token * hidden_;
-    const float factor = 1.0f / std::sqrt(sum_of_squares(from, model_.hidden) / model_.hidden + model_.eps);
-    scale_row(from, weight, factor, model_.hidden, to);
+    scale_row(from, weight, norm_factor(from), model_.hidden, to);
+  }
+
+  // Return the factor that makes the root mean square of a row of the residual stream's width 1.
+  float norm_factor(const float* row) const {
+    return 1.0f / std::sqrt(sum_of_squares(row, model_.hidden) / model_.hidden + model_.eps);
   }
 
   // Apply norm and rotary embedding to one projected head; write keys and values to the cache.

@@ -8,6 +8,8 @@
 struct Layer {
   Linear qkv, attention_out, gate_up, down;
   const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
+  // Of what attention and feed-forward block add to the residual stream; null = added as it is.
+  const float *post_attention_norm, *post_mlp_norm;
   const float* cos_sin;  // [positions, rotary_dim], cosines first
   int32_t rotary_dim, sliding_window;
   float scale;
@@ -21,7 +23,8 @@ struct Model {
   ArgmaxFilter argmax_filter;  // for the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
   int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
-  float eps, attention_soft_cap;
+  float eps, attention_soft_cap, logit_soft_cap;  // a soft cap of 0 = none
+  float embedding_scale;  // embeddings are multiplied by it
 };
 
 struct Step {

@@ -79,7 +79,10 @@ def answers(driver: PagedDriver, rows: Sequence[int], slots: Sequence[int] = SLO
 @on_every_cpu_variant
 @pytest.mark.parametrize(
     "family",
-    ["llama-biased", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "phi3"))],
+    [
+        "llama-biased",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "phi3", "gemma2")),
+    ],
 )
 def test_rows_of_all_adapters_and_of_none_get_the_logits_of_the_torch_decoder(
     family: str, variant: str, load: Load, tmp_path: Path

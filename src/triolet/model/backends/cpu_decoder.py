@@ -46,7 +46,7 @@ from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfi
 from triolet.model.architectures.rope import Rope
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
-from triolet.model.backends.torch_decoder import decoder_facts
+from triolet.model.backends.torch_decoder import decoder_facts, rounded_scale
 from triolet.model.interface import ForwardBatch, GreedyStep, InputEmbeddings, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
 
@@ -143,14 +143,11 @@ def _input_widths(config: DecoderConfig) -> tuple[int, int, int]:
 
 
 def _has_known_features(config: DecoderConfig) -> bool:
-    names = config.names
     return (
         config.gated
         and config.activation in _GELU
-        and not (config.norm.centered or config.norm.weight_offset)
-        and not (names.positions or names.post_attention_norm or names.post_mlp_norm)
-        and config.embedding_scale is None
-        and config.logit_soft_cap is None
+        and not config.norm.centered
+        and not config.names.positions
         and all(layer.rope is not None and layer.moe is None for layer in config.layers)
     )
 
@@ -416,6 +413,8 @@ class _Planner:
             gelu=_GELU[config.activation],
             eps=config.norm.eps,
             attention_soft_cap=config.attention_soft_cap or 0.0,
+            logit_soft_cap=config.logit_soft_cap or 0.0,
+            embedding_scale=rounded_scale(config.embedding_scale, self.weights.dtype) or 1.0,
         )
         if argmax_filter:
             model.argmax_filter.max_rows = calibrate_argmax_filter(self.cpp, model, self.weights.dtype)
@@ -431,7 +430,9 @@ class _Planner:
         elif (head := self.method.pack_kept(self.cpp, self.weights, name)) is None:
             weight = self.weights[f"{name}.weight"]
             head = self.method.pack_head(self.cpp, weight)
-            argmax_filter = pack_argmax_filter(self.cpp, weight) if head.bits == 0 else None
+            # The filter's bounds are of logits without a cap.
+            has_filter = head.bits == 0 and self.config.logit_soft_cap is None
+            argmax_filter = pack_argmax_filter(self.cpp, weight) if has_filter else None
             # Packed by now: its memory goes back before the layers are read.
             del weight
         if self.cache is not None:
@@ -457,6 +458,8 @@ class _Planner:
             query_norm=self._norm(prefix + "query_norm"),
             key_norm=self._norm(prefix + "key_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),
+            post_attention_norm=self._norm(prefix + "post_attention_norm"),
+            post_mlp_norm=self._norm(prefix + "post_mlp_norm"),
             cos_sin=table.data_ptr(),
             rotary_dim=table.shape[1],
             sliding_window=layer.sliding_window or 0,
@@ -491,6 +494,6 @@ class _Planner:
         weight = self.weights.get(f"{name}.weight")
         if weight is None:
             return None
-        wide = weight.float()
+        wide = weight.float() + self.config.norm.weight_offset
         self.kept.append(wide)
         return wide.data_ptr()

@@ -302,7 +302,7 @@ def build_decoder(
     return Decoder(
         spec=facts.spec,
         embedding=embedding,
-        embedding_scale=_rounded(config.embedding_scale, weights.dtype),
+        embedding_scale=rounded_scale(config.embedding_scale, weights.dtype),
         learned_positions=learned_positions,
         layers=layers,
         final_norm=_build_norm(config, "final_norm", weights),
@@ -383,7 +383,7 @@ def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader
     return None if weight is None else Norm(weight, None, config.norm)
 
 
-def _rounded(scale: float | None, dtype: torch.dtype) -> float | None:
+def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
     """Return the scale rounded to the model's dtype."""
     # Gemma was trained with a scale rounded to bfloat16.
     return None if scale is None else torch.tensor(scale, dtype=dtype).item()
