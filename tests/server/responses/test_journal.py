@@ -138,3 +138,40 @@ def test_a_response_that_is_over_keeps_its_ending_and_needs_no_engine() -> None:
 def test_what_is_no_journal_is_refused(data: bytes) -> None:
     with pytest.raises(SnapshotError, match="must begin with"):
         replay(data)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """The same with a flipped bit, lost, added or zeroed bytes, or no end; up to 20 of these."""
+    one = bytearray(data)
+    for _ in range(draw.choice((1, 1, 3, 20))):
+        kind, place, length = draw.randrange(5), draw.randrange(len(one)), draw.randrange(1, 60)
+        if kind == 0:
+            one[place] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            del one[place : place + length]
+        elif kind == 2:
+            one[place:place] = draw.randbytes(length)
+        elif kind == 3:
+            one[place : place + length] = bytes(len(one[place : place + length]))
+        else:
+            del one[place + 1 :]
+        one = one or bytearray(MAGIC)
+    return bytes(one)
+
+
+def test_1000_mutations_are_refused_or_read_up_to_the_damage() -> None:
+    num_refused = num_read = 0
+    for seed in range(1000):
+        records, _ = journal(seed % 7)
+        data = mutated(MAGIC + b"".join(records), random.Random(seed))
+        if not data.startswith(MAGIC):
+            with pytest.raises(SnapshotError, match="must begin with"):
+                replay(data)
+            num_refused += 1
+            continue
+        found = replay(data)
+        assert_beginnings(found.responses)
+        assert (found.problem is None) == (found.num_bytes == len(data))
+        assert replay(compact(data[: found.num_bytes], found.responses)).responses == found.responses
+        num_read += 1
+    assert num_refused > 50 and num_read > 500

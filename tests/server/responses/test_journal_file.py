@@ -15,13 +15,17 @@ import trio
 import trio.testing
 
 from tests.actors.harness import assert_all_blocks_back
+from tests.protocol.make import create
 from tests.server.responses.test_service import LONG, chatting_engine, expected_text
 from tests.server.responses.test_snapshot_file import GRACE_S, begin, read_on
 from tests.server.responses.websocket_client import connected, text_of
 from triolet.config.server import GatewayConfig
+from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError
+from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
+from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses import journal_file
-from triolet.server.responses.journal import MAGIC, replay
+from triolet.server.responses.journal import MAGIC, begin_record, replay
 from triolet.server.responses.journal_file import ResponseJournal
 from triolet.server.responses.service import ResponsesService, open_gateway
 
@@ -126,3 +130,51 @@ async def test_two_servers_cannot_have_one_journal(
     async with killed_server(tmp_path / "journal") as (gateway, _):
         with pytest.raises(ConfigError, match="that no other server uses"):
             ResponseJournal(tmp_path / "journal", gateway).restore()
+
+
+async def test_a_journal_that_is_too_long_to_be_read_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    path, data = tmp_path / "journal", MAGIC + bytes(100)
+    monkeypatch.setattr(journal_file, "MAX_JOURNAL_BYTES", 100)
+    path.write_bytes(data)
+    async with killed_server(path):
+        assert path.read_bytes() == MAGIC
+    assert (tmp_path / "journal.refused").read_bytes() == data
+
+
+async def test_a_journal_of_another_model_is_renamed_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "journal"
+    request = {name: value for name, value in create(resumable=True).items() if name not in ("type", "input")}
+    saved = SavedResponse(response_id="resp_0", request=request, model="m", created_at=7)
+    admitted = SavedRequest(
+        request_id="resp_0", prompt_token_ids=(1,), params=SamplingParams(), answers=(SavedAnswer(seed=1),)
+    )
+    data = MAGIC + begin_record(0, saved, Snapshot(architecture="Other", vocab_size=50, requests=(admitted,)))
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        async with killed_server(path):
+            assert path.read_bytes() == MAGIC
+    [warning] = caplog.records
+    assert "must be of the engine's model" in warning.getMessage()
+    assert (tmp_path / "journal.refused").read_bytes() == data
+
+
+async def test_a_response_whose_chat_lacks_a_field_is_refused_at_the_start(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "journal"
+    request = {name: value for name, value in create(resumable=True).items() if name not in ("type", "input")}
+    saved = SavedResponse(
+        response_id="resp_0", request=request, model="m", created_at=7, chat=({"role": "user"},)
+    )
+    admitted = SavedRequest(
+        request_id="resp_0", prompt_token_ids=(1,), params=SamplingParams(), answers=(SavedAnswer(seed=1),)
+    )
+    data = MAGIC + begin_record(0, saved, Snapshot(architecture="Fake", vocab_size=50, requests=(admitted,)))
+    path.write_bytes(data)
+    async with killed_server(path):
+        assert path.read_bytes() == MAGIC
+    assert (tmp_path / "journal.refused").read_bytes() == data

@@ -113,7 +113,7 @@ class SavedResponse:
         """
         try:
             return self._answer(context)
-        except (WireError, InvalidRequest, ValueError) as error:
+        except (WireError, InvalidRequest, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SnapshotError(
                 f"response {self.response_id[:80]} cannot be one of this server: {error}"
             ) from error

@@ -91,12 +91,12 @@ class ResponseJournal:
         """
         try:
             self._lock()
-            data = read_file(self.path, MAX_JOURNAL_BYTES) or MAGIC
         except OSError as error:
             raise ConfigError("journal", f"a file that can be written: {error}", str(self.path)) from error
         restorers: list[Callable[[], None]] = []
         known: dict[str, _Journaled | None] = {}
         try:
+            data = read_file(self.path, MAX_JOURNAL_BYTES) or MAGIC
             found = replay(data)
             data = data[: found.num_bytes]
             for number, saved in found.responses.items():
@@ -111,6 +111,8 @@ class ResponseJournal:
             log.warning("%s cannot be restored, the server starts without it: %s", self.path, error)
             set_aside(self.path)
             data, restorers, known = MAGIC, [], {}
+        except OSError as error:
+            raise ConfigError("journal", f"a file that can be read: {error}", str(self.path)) from error
         self._journaled = known
         self._num_responses = 1 + max((one.number for one in known.values() if one is not None), default=-1)
         try:
