@@ -32,14 +32,14 @@ def opened(browser: Any, url: str, answer: Answer | None = None, **context: Any)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         if answer is not None:
-            page.route_web_socket("**/v1/responses", lambda socket: _listen(socket, answer))
+            page.route_web_socket("**/v1/responses", lambda socket: listen(socket, answer))
         page.goto(url)
         wait_until_connected(page)
         yield page
     assert [one for one in complaints if "WebSocket" not in one and "ERR_" not in one] == []
 
 
-def _listen(socket: Any, answer: Answer) -> None:
+def listen(socket: Any, answer: Answer) -> None:
     def hear(message: str) -> None:
         asked = json.loads(message)
         for number, event in enumerate(answer(asked)):

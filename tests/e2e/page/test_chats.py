@@ -14,6 +14,7 @@ from tests.e2e.page.browser import (
     Event,
     answers,
     ask_with,
+    listen,
     opened,
     response_of,
     send,
@@ -319,3 +320,64 @@ def test_chats_of_another_tab_are_there_when_the_panel_is_opened(browser: Any, s
         other.click("#show-chats")
         other.wait_for_selector("#chat-list .chat", state="detached")
         assert shown_chats(other) == []
+
+
+def test_two_tabs_that_write_the_same_chat_lose_nothing_of_it(browser: Any, server: Server) -> None:
+    with opened(browser, server.url, Scribe()) as page:
+        ask(page, "one", 1)
+        other = page.context.new_page()
+        scribe = Scribe()
+        scribe.asked.append({})  # its answers are numbered from 2
+        other.route_web_socket("**/v1/responses", lambda socket: listen(socket, scribe))
+        other.goto(server.url)
+        wait_until_connected(other)
+        other.click("#show-chats")
+        other.click("#chat-list .chat:has-text('one')")
+        ask(other, "from the other tab", 2)
+        rename(other, "one", "our chat")
+        ask(page, "from this tab", 2)
+        ask(page, "from this tab again", 3)
+        ask(other, "from the other tab again", 3)
+        asked = {
+            "one",
+            "from this tab",
+            "from this tab again",
+            "from the other tab",
+            "from the other tab again",
+        }
+        for tab in (page, other):
+            tab.wait_for_function(f"({KEPT})().then(([chat]) => chat.turns.length === {len(asked)})")
+            tab.reload()
+            wait_until_connected(tab)
+            [chat] = tab.evaluate(KEPT)
+            assert {turn["asked"] for turn in chat["turns"]} == asked
+            assert {turn["state"] for turn in chat["turns"]} == {"done"}
+            assert chat["name"] == "our chat"
+            known = [turn["key"] for turn in chat["turns"]]
+            assert all(
+                turn["parent"] is None or turn["parent"] in known[:at]
+                for at, turn in enumerate(chat["turns"])
+            )
+        if page.is_hidden("#chats"):
+            page.click("#show-chats")
+        page.click("#chat-list .chat:has-text('our chat')")
+        # What both tabs have asked after the first answer stands side by side.
+        page.wait_for_selector(".branches:not([hidden])")
+        assert questions(page) == ["one", "from the other tab", "from the other tab again"]
+
+
+KEPT = """() => new Promise((resolve) => {
+  const opening = indexedDB.open("triolet", 1);
+  opening.onsuccess = () => {
+    const all = opening.result.transaction("chats").objectStore("chats").getAll();
+    all.onsuccess = () => { opening.result.close(); resolve(all.result); };
+  };
+})"""
+"""All records of the store."""
+
+
+def rename(page: Any, title: str, name: str) -> None:
+    page.click(f"#chat-list button[aria-label='Rename {title}']")
+    page.fill("#chat-list input", name)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#chat-list .chat:has-text('{name}')")

@@ -9,6 +9,7 @@ export class Chat {
   turns = []; // in the order of the questions
   name = ""; // given by the user
   changed = Date.now();
+  keptName = ""; // the name in the store, as far as this tab knows
 
   get title() {
     if (this.name) return this.name;
@@ -50,10 +51,27 @@ export class Chat {
     return { key: this.key, name: this.name, changed: this.changed, turns: this.turns.map((turn) => turn.record()) };
   }
 
+  // Take what another tab has written into the same chat. Nothing of either is lost; what was asked here stays the latest.
+  merge(record) {
+    const other = Chat.of(record);
+    const own = new Map(this.turns.map((turn) => [turn.key, turn]));
+    const turns = other.turns.map((turn) => {
+      const known = own.get(turn.key);
+      if (known && known.state !== "active" && isFurther(turn, known)) Object.assign(known, turn);
+      return known ?? turn;
+    });
+    for (const turn of turns) turn.parent = own.get(turn.parent?.key) ?? turn.parent;
+    const there = new Set(turns);
+    this.turns = [...turns, ...this.turns.filter((turn) => !there.has(turn))];
+    if (this.name === this.keptName) this.name = other.name; // it was not renamed here
+    this.keptName = other.name;
+    this.changed = Math.max(this.changed, other.changed);
+  }
+
   // Return the chat of a record, which may come from a file: what is wrong with it is thrown.
   static of(record) {
     check(record, "a chat", { key: "string", name: "string", changed: "number", turns: "array" });
-    const chat = Object.assign(new Chat(), { key: record.key, name: record.name, changed: record.changed });
+    const chat = Object.assign(new Chat(), { key: record.key, name: record.name, keptName: record.name, changed: record.changed });
     const known = new Map([[null, null]]);
     for (const one of record.turns) {
       const turn = turnOf(one, known);
@@ -62,6 +80,15 @@ export class Chat {
     }
     return chat;
   }
+}
+
+// An answer that streams in one tab is "stopped" in the records that others read.
+function isFurther(turn, known) {
+  const length = ({ text, thought, calls }) => text.length + thought.length + calls.length;
+  if (turn.state === "stopped" || known.state === "stopped") {
+    if (turn.state !== known.state) return known.state === "stopped";
+  }
+  return length(turn) > length(known);
 }
 
 function turnOf(record, known) {

@@ -11,6 +11,7 @@ export class Store extends EventTarget {
   #chats = new Map();
   #deleted = new Set(); // keys: an answer that still ends must not bring its chat back
   #database = null;
+  #unwritten = new Set(); // chats on their way into the database
 
   async open() {
     try {
@@ -22,7 +23,7 @@ export class Store extends EventTarget {
     }
   }
 
-  // Other tabs write, too. A chat that is in use here stays the one that it is.
+  // Other tabs write, too. A chat that is known here stays the one that it is, and gets what they have added.
   async load() {
     if (!this.#database) return;
     const records = await done(this.#database.transaction("chats").objectStore("chats").getAll());
@@ -31,7 +32,8 @@ export class Store extends EventTarget {
     for (const record of records) {
       const known = this.#chats.get(record.key);
       try {
-        if (!known || known.changed < record.changed) this.#chats.set(record.key, Chat.of(record));
+        if (known) known.merge(record);
+        else this.#chats.set(record.key, Chat.of(record));
       } catch {
         // of another version
       }
@@ -52,13 +54,30 @@ export class Store extends EventTarget {
   put(chat) {
     if (!chat.turns.length || this.#deleted.has(chat.key)) return;
     this.#chats.set(chat.key, chat);
-    this.#write((chats) => chats.put(chat.record()));
+    // Read and written in one transaction: another tab may have written this chat since it was read.
+    this.#write((chats) => {
+      this.#unwritten.add(chat);
+      const end = () => this.#unwritten.delete(chat);
+      Object.assign(chats.transaction, { oncomplete: end, onabort: end });
+      const before = chats.get(chat.key);
+      before.onsuccess = () => {
+        try {
+          if (before.result) chat.merge(before.result);
+        } catch {
+          // of another version
+        }
+        chats.put(chat.record());
+        chat.keptName = chat.name;
+      };
+    });
     this.#tell();
   }
 
   // The page is being left: a database would be too slow.
   leave(chats) {
-    remember(LEFT, chats.filter((chat) => chat.turns.length && !this.#deleted.has(chat.key)).map((chat) => chat.record()));
+    const left = [...new Set([...chats, ...this.#unwritten])].filter((chat) => chat.turns.length && !this.#deleted.has(chat.key));
+    // Beside what other tabs have left.
+    if (left.length) remember(LEFT, [...(recall(LEFT) ?? []), ...left.map((chat) => chat.record())]);
   }
 
   #takeLeft() {
