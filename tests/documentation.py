@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from tests import performance_tables
+from tests import performance_charts, performance_tables
 from tests.source_tree import ROOT
 from tests.test_layering import EXCEPTIONS, FREE_LAYERS, LAYERS
 from triolet import errors
@@ -237,3 +237,4 @@ def _write_tables() -> None:
 
 if __name__ == "__main__":
     _write_tables()
+    performance_charts.PEERS.write_text(performance_charts.beside_peers(), encoding="utf-8")
