@@ -19,9 +19,11 @@ namespace {
 #define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
-      _(post_attention_norm), _(post_mlp_norm), _(cos_sin), _(rotary_dim), _(sliding_window), _(scale)
+      _(attention_norm_bias), _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(cos_sin),            \
+      _(rotary_dim), _(sliding_window), _(scale)
 #define MODEL(_)                                                                                                  \
-  _(layers), _(embedding), _(final_norm), _(head), _(argmax_filter), _(num_layers), _(hidden), _(intermediate),   \
+  _(layers), _(embedding), _(learned_positions), _(final_norm), _(final_norm_bias), _(head), _(argmax_filter),     \
+      _(num_layers), _(hidden), _(intermediate),                                                                  \
       _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap), \
       _(logit_soft_cap), _(embedding_scale)
 #define STEP(_)                                                                                                   \

@@ -48,6 +48,7 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
         *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, _P) for name in ("attention_norm_bias", "mlp_norm_bias")),
         *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "cos_sin")),
         *((name, _I) for name in ("rotary_dim", "sliding_window")),
         ("scale", _F),
@@ -58,7 +59,8 @@ class ModelStruct(ctypes.Structure):
     """`Model` in step.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("layers", "embedding", "final_norm")),
+        *((name, _P) for name in ("layers", "embedding", "learned_positions")),
+        *((name, _P) for name in ("final_norm", "final_norm_bias")),
         ("head", LinearStruct),
         ("argmax_filter", ArgmaxFilterStruct),
         *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),

@@ -1,4 +1,4 @@
-// One step of a dense decoder (Llama, Qwen, Phi, Gemma) in one call: token ids to logits, with the keys and values
+// One step of a dense decoder (Llama, Qwen, Phi, Gemma, GPT-2) in one call: token ids to logits, with the keys and values
 // written to the cache.
 //
 // All threads run the same stages: projection, rotary and KV write, attention, projection, ... (see
@@ -27,6 +27,10 @@ constexpr int STAGES = 9, STAGES_PER_LAYER = 18;  // at most
 constexpr int FEW_TOKENS = 4;           // up to here every thread normalises all rows itself
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
+
+struct Norm {
+  const float *weight, *bias;  // without a bias a root-mean-square norm, with one a layer norm
+};
 
 // State that is shared by the threads of a step.
 template <class T>
@@ -167,10 +171,11 @@ class Worker {
   void run() {
     stage(step_.num_tokens, [&](int token) { embed(token); });
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
+    const Norm final_norm{model_.final_norm, model_.final_norm_bias};
     if (T* hidden = static_cast<T*>(step_.hidden))
       return stage(step_.num_tokens,
-                   [&](int token) { normalise(token, model_.final_norm, hidden + token * hidden_); });
-    const T* x = normed(step_.num_logits, model_.final_norm, [&](int i) { return step_.logits_indices[i]; });
+                   [&](int token) { normalise(token, final_norm, hidden + token * hidden_); });
+    const T* x = normed(step_.num_logits, final_norm, [&](int i) { return step_.logits_indices[i]; });
     score_all(x);
   }
 
@@ -345,19 +350,19 @@ class Worker {
 
   // Normalise rows of the residual stream; few rows in every thread, which saves a stage.
   template <class Row>
-  const T* normed(int count, const float* weight, Row row) {
+  const T* normed(int count, const Norm& norm, Row row) {
     if (count > FEW_TOKENS) {
-      stage(count, [&](int i) { normalise(row(i), weight, shared_.normed + i * hidden_); });
+      stage(count, [&](int i) { normalise(row(i), norm, shared_.normed + i * hidden_); });
       return shared_.normed;
     }
     static thread_local Scratch scratch;
     T* own = reinterpret_cast<T*>(scratch.floats(FEW_TOKENS * hidden_));
-    for (int i = 0; i < count; ++i) normalise(row(i), weight, own + i * hidden_);
+    for (int i = 0; i < count; ++i) normalise(row(i), norm, own + i * hidden_);
     return own;
   }
 
-  const T* all_normed(const float* weight) {
-    return normed(step_.num_tokens, weight, [](int token) { return token; });
+  const T* all_normed(const Norm& norm) {
+    return normed(step_.num_tokens, norm, [](int token) { return token; });
   }
 
   // Store a panel of logits, or update the argmax with it.
@@ -450,15 +455,18 @@ class Worker {
   void layer(int index) {
     const Layer& layer = model_.layers[index];
     const AdaptedRows& adapted = shared_.adapted_tokens;
-    const T* x = all_normed(layer.attention_norm);
+    const T* x = all_normed({layer.attention_norm, layer.attention_norm_bias});
     multiply_adapted(layer.qkv, 4 * index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
     attention(layer, index);
     add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
-    multiply_adapted(layer.gate_up, 4 * index + 2, all_normed(layer.mlp_norm), step_.num_tokens, adapted,
-                     [&](int row, int panel, const float* sums) { activate(row, panel, sums); });
+    x = all_normed({layer.mlp_norm, layer.mlp_norm_bias});
+    multiply_adapted(layer.gate_up, 4 * index + 2, x, step_.num_tokens, adapted,
+                     [&](int row, int panel, const float* sums) {
+                       layer.gate_up.gated ? activate_gates(row, panel, sums) : activate(row, panel, sums);
+                     });
     add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm);
   }
 
@@ -468,13 +476,17 @@ class Worker {
     if (step_.embeddings && step_.embeddings[token]) {
       const T* from = static_cast<const T*>(step_.embeddings[token]);
       for (int i = 0; i < hidden_; ++i) to[i] = widen(from[i]);
-      return;
+    } else {
+      embed_plain(id, to);
+      const Adapter* adapter = shared_.adapted_tokens.of(token);
+      if (adapter && adapter->embedding.rank) add_to_embedding(*adapter, id, to);
+      if (model_.embedding_scale != 1.0f)
+        for (int i = 0; i < hidden_; ++i) to[i] *= model_.embedding_scale;
     }
-    embed_plain(id, to);
-    const Adapter* adapter = shared_.adapted_tokens.of(token);
-    if (adapter && adapter->embedding.rank) add_to_embedding(*adapter, id, to);
-    if (model_.embedding_scale != 1.0f)
-      for (int i = 0; i < hidden_; ++i) to[i] *= model_.embedding_scale;
+    if (model_.learned_positions) {
+      const T* from = static_cast<const T*>(model_.learned_positions) + step_.positions[token] * hidden_;
+      for (int i = 0; i < hidden_; ++i) to[i] += widen(from[i]);
+    }
   }
 
   void add_to_embedding(const Adapter& adapter, int id, float* to) {
@@ -500,9 +512,10 @@ class Worker {
     for (int i = 0; i < model_.hidden; ++i) to[i] = widen(from[i]);
   }
 
-  void normalise(int token, const float* weight, T* to) {
+  void normalise(int token, const Norm& norm, T* to) {
     const float* from = shared_.residual + token * hidden_;
-    scale_row(from, weight, norm_factor(from), model_.hidden, to);
+    if (norm.bias) return center_row(from, norm.weight, norm.bias, model_.eps, model_.hidden, to);
+    scale_row(from, norm.weight, norm_factor(from), model_.hidden, to);
   }
 
   // Return the factor that makes the root mean square of a row of the residual stream's width 1.
@@ -519,8 +532,10 @@ class Worker {
     if (!is_value) {
       if (const float* norm = is_query ? layer.query_norm : layer.key_norm)
         scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
-      const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
-      rotate(x, cos, cos + layer.rotary_dim / 2, layer.rotary_dim / 2);
+      if (layer.cos_sin) {
+        const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
+        rotate(x, cos, cos + layer.rotary_dim / 2, layer.rotary_dim / 2);
+      }
     }
     if (is_query) return narrow_row(x, dim, 1.0f, shared_.queries + place);
     const int64_t slot = step_.slots[token];
@@ -559,17 +574,28 @@ class Worker {
     });
   }
 
-  void activate(int row, int panel, const float* sums) {
+  Floats activated(Floats x) const {
+    // GELU in its tanh form: 0.5 * (1 + tanh(z)) is sigmoid(2 * z), z = sqrt(2 / pi) * (x + 0.044715 * x**3)
+    const Floats z = model_.gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+    return x * sigmoid(z);
+  }
+
+  void activate_gates(int row, int panel, const float* sums) {
     constexpr int HALF = TILE_COLUMNS / 2;
     alignas(64) float product[HALF];
-    for (int j = 0; j < HALF; j += LANES) {
-      const Floats gate = load(sums + j);
-      // GELU in its tanh form: 0.5 * (1 + tanh(z)) is sigmoid(2 * z), z = sqrt(2 / pi) * (gate + 0.044715 * gate**3)
-      const Floats z = model_.gelu ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
-      store(product + j, gate * sigmoid(z) * load(sums + HALF + j));
-    }
-    const int first = panel * HALF, count = std::min(HALF, model_.intermediate - first);
-    narrow_row(product, count, 1.0f, shared_.activated + static_cast<ptrdiff_t>(row) * model_.intermediate + first);
+    for (int j = 0; j < HALF; j += LANES) store(product + j, activated(load(sums + j)) * load(sums + HALF + j));
+    put_activated(row, panel * HALF, HALF, product);
+  }
+
+  void activate(int row, int panel, const float* sums) {
+    alignas(64) float activations[TILE_COLUMNS];
+    for (int j = 0; j < TILE_COLUMNS; j += LANES) store(activations + j, activated(load(sums + j)));
+    put_activated(row, panel * TILE_COLUMNS, TILE_COLUMNS, activations);
+  }
+
+  void put_activated(int row, int first, int count, const float* values) {
+    narrow_row(values, std::min(count, model_.intermediate - first), 1.0f,
+               shared_.activated + static_cast<ptrdiff_t>(row) * model_.intermediate + first);
   }
 
   Workspace<T>& shared_;

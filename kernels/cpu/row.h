@@ -20,6 +20,27 @@ INLINE void scale_row(const float* from, const float* weight, float factor, int 
   for (; i < count; ++i) narrow(from[i] * factor * weight[i], to + i);
 }
 
+// Layer norm of a row.
+template <class To>
+INLINE void center_row(const float* from, const float* weight, const float* bias, float eps, int count, To* to) {
+  Floats sum = {}, squares = {};
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) sum += load(from + i);
+  float total = sum_lanes(sum);
+  for (; i < count; ++i) total += from[i];
+  const float mean = total / count;
+  for (i = 0; i + LANES <= count; i += LANES) {
+    const Floats distance = load(from + i) - mean;
+    squares += distance * distance;
+  }
+  float total_squares = sum_lanes(squares);
+  for (; i < count; ++i) total_squares += (from[i] - mean) * (from[i] - mean);
+  const float factor = 1.0f / std::sqrt(total_squares / count + eps);
+  for (i = 0; i + LANES <= count; i += LANES)
+    store(to + i, (load(from + i) - mean) * factor * load(weight + i) + load(bias + i));
+  for (; i < count; ++i) narrow((from[i] - mean) * factor * weight[i] + bias[i], to + i);
+}
+
 INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
   if (half < LANES) {
     for (int i = 0; i < half; ++i) {

@@ -8,9 +8,10 @@
 struct Layer {
   Linear qkv, attention_out, gate_up, down;
   const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
+  const float *attention_norm_bias, *mlp_norm_bias;  // of layer norms; null = root-mean-square norms
   // Of what attention and feed-forward block add to the residual stream; null = added as it is.
   const float *post_attention_norm, *post_mlp_norm;
-  const float* cos_sin;  // [positions, rotary_dim], cosines first
+  const float* cos_sin;  // [positions, rotary_dim], cosines first; null = positions are learned vectors
   int32_t rotary_dim, sliding_window;
   float scale;
 };
@@ -18,7 +19,8 @@ struct Layer {
 struct Model {
   const Layer* layers;
   const void* embedding;  // [vocab_size, hidden], or rows of a file's blocks; null = the head's weights, packed
-  const float* final_norm;
+  const void* learned_positions;  // [positions, hidden]; null = none
+  const float *final_norm, *final_norm_bias;
   Linear head;
   ArgmaxFilter argmax_filter;  // for the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;

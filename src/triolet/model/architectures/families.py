@@ -428,7 +428,7 @@ _FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(_gemma, runs_on_cpu_decoder=True),
     "Gemma2ForCausalLM": Family(_gemma2, runs_on_cpu_decoder=True),
     "Gemma3ForCausalLM": Family(_gemma3, runs_on_cpu_decoder=True),
-    "GPT2LMHeadModel": Family(_gpt2),
+    "GPT2LMHeadModel": Family(_gpt2, runs_on_cpu_decoder=True),
     "MixtralForCausalLM": Family(_mixtral),
     "Qwen3MoeForCausalLM": Family(_qwen3_moe),
     "GptOssForCausalLM": Family(_gpt_oss),

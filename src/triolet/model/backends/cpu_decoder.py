@@ -143,13 +143,7 @@ def _input_widths(config: DecoderConfig) -> tuple[int, int, int]:
 
 
 def _has_known_features(config: DecoderConfig) -> bool:
-    return (
-        config.gated
-        and config.activation in _GELU
-        and not config.norm.centered
-        and not config.names.positions
-        and all(layer.rope is not None and layer.moe is None for layer in config.layers)
-    )
+    return config.activation in _GELU and all(layer.moe is None for layer in config.layers)
 
 
 class CpuDecoder:
@@ -359,13 +353,14 @@ def adapter_packing(config: DecoderConfig) -> Callable[[LayerPairs], CppAdapter]
     from triolet.kernels.cpu.gemm.lora import AdaptedShape, pack_adapter
 
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    mlp_in = config.intermediate_size * (2 if config.gated else 1)
     layers = [
         shape
         for index in range(len(config.layers))
         for shape in (
             AdaptedShape(f"layers.{index}.qkv", qkv),
             AdaptedShape(f"layers.{index}.attention_out", config.hidden_size),
-            AdaptedShape(f"layers.{index}.mlp.in", 2 * config.intermediate_size, gated=True),
+            AdaptedShape(f"layers.{index}.mlp.in", mlp_in, gated=config.gated),
             AdaptedShape(f"layers.{index}.mlp.out", config.hidden_size),
         )
     ]
@@ -395,12 +390,15 @@ class _Planner:
         layers = (LayerStruct * len(config.layers))(
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
-        self.kept.append(layers)
+        positions = self.weights.get("positions.weight")
+        self.kept += (layers, positions)
         model = ModelStruct(
             layers=ctypes.addressof(layers),
             embedding=embedding.address if isinstance(embedding, MappedRows) else pointer(embedding),
             embedding_format=embedding.format.number if isinstance(embedding, MappedRows) else 0,
+            learned_positions=pointer(positions),
             final_norm=self._norm("final_norm"),
+            final_norm_bias=self._floats("final_norm.bias"),
             head=head.struct(),
             argmax_filter=argmax_filter.struct() if argmax_filter else ArgmaxFilterStruct(),
             num_layers=len(config.layers),
@@ -446,13 +444,12 @@ class _Planner:
         return head, argmax_filter, embedding
 
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
-        assert layer.rope is not None  # can_plan has seen to it
-        table = self.tables[layer.rope]
+        table = None if layer.rope is None else self.tables[layer.rope]
         self.kept.append(table)
         return LayerStruct(
             qkv=self._linear(prefix + "qkv").struct(),
             attention_out=self._linear(prefix + "attention_out").struct(),
-            gate_up=self._linear(prefix + "mlp.in", gated=True).struct(),
+            gate_up=self._linear(prefix + "mlp.in", gated=self.config.gated).struct(),
             down=self._linear(prefix + "mlp.out").struct(),
             attention_norm=self._norm(prefix + "attention_norm"),
             query_norm=self._norm(prefix + "query_norm"),
@@ -460,8 +457,10 @@ class _Planner:
             mlp_norm=self._norm(prefix + "mlp_norm"),
             post_attention_norm=self._norm(prefix + "post_attention_norm"),
             post_mlp_norm=self._norm(prefix + "post_mlp_norm"),
-            cos_sin=table.data_ptr(),
-            rotary_dim=table.shape[1],
+            attention_norm_bias=self._floats(prefix + "attention_norm.bias"),
+            mlp_norm_bias=self._floats(prefix + "mlp_norm.bias"),
+            cos_sin=pointer(table),
+            rotary_dim=0 if table is None else table.shape[1],
             sliding_window=layer.sliding_window or 0,
             scale=layer.attention_scale,
         )
@@ -491,9 +490,13 @@ class _Planner:
             self.weights.count_read(f"{name}.{part}")
 
     def _norm(self, name: str) -> int | None:
-        weight = self.weights.get(f"{name}.weight")
-        if weight is None:
+        return self._floats(f"{name}.weight", self.config.norm.weight_offset)
+
+    def _floats(self, name: str, offset: float = 0.0) -> int | None:
+        """Return the address of a vector with `offset` added, float32; None if there is none of that name."""
+        stored = self.weights.get(name)
+        if stored is None:
             return None
-        wide = weight.float() + self.config.norm.weight_offset
+        wide = stored.float() + offset
         self.kept.append(wide)
         return wide.data_ptr()
