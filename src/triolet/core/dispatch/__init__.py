@@ -1,0 +1,1 @@
+"""Dispatch: decides which of several replicas computes a request."""
