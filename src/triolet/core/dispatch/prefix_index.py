@@ -1,7 +1,7 @@
 """Prefix index: knows which replicas hold the KV of a beginning.
 
 A hash names a whole beginning, as in `kv_cache.prefix_cache`, and maps to the set of replicas that hold it, one bit
-each. Whoever owns the index feeds it in one of two ways: exactly, by `add` and `discard` as caches publish and evict,
+each. Its owner feeds it in one of two ways: exactly, by `add` and `discard` as caches publish and evict,
 or from what was sent, by `touch`, which takes each replica's cache to be one of `max_blocks` that evicts what was used
 least recently. In both, the index holds at most `max_blocks` hashes a replica, so that its size has a bound.
 
