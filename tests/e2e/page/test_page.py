@@ -543,6 +543,14 @@ def test_nothing_sticks_out_at_any_width(
             box = page.query_selector(control).bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, control
             assert box["y"] >= 0 and box["y"] + box["height"] <= 800, control
+        if page.is_hidden("#engine"):
+            page.click("#show-engine")
+        for chart in ("#rates", "#requests", "#gaps", "#blocks"):
+            box = page.query_selector(chart).bounding_box()
+            assert box is not None and box["width"] >= 100, chart
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width, chart
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.query_selector("#prompt").bounding_box()["y"] < 800
         ink, paper = (
             page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
         )
