@@ -185,25 +185,23 @@ class BlockFiles:
         if (content := self._writer.pending.get(key)) is not None:
             return content
         path = _path(self._writer.folder, key)
+        data = bytearray(_HEADER.size + num_bytes + 1)  # one more, which a whole file leaves as it is
         try:
-            with path.open("rb", buffering=0) as file:
-                data = bytearray(_HEADER.size + num_bytes)
-                num_read, is_end = file.readinto(data), not file.read(1)
+            with open(path, "rb", buffering=0) as file:
+                num_read = file.readinto(data)
         except FileNotFoundError:  # not there, or removed by another process to make room
             self._writer.known.discard(key)
             return None
         except OSError as error:
             _logger.warning("a block of the prefix store cannot be read: %s", error)
             return None
+        del data[-1]
         with memoryview(data) as view:
-            header, whole = (
-                _HEADER.pack(_MAGIC, key, num_bytes, zlib.crc32(view[_HEADER.size :])),
-                num_read == len(data),
-            )
-            if not (whole and is_end) or view[: _HEADER.size] != header:
+            header = _HEADER.pack(_MAGIC, key, num_bytes, zlib.crc32(view[_HEADER.size :]))
+            if num_read != len(data) or view[: _HEADER.size] != header:
                 _logger.warning("%s is no block of this prefix store, or is damaged: it is removed", path)
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    os.unlink(path)
                 self._writer.known.discard(key)
                 return None
         del data[: _HEADER.size]
@@ -251,8 +249,8 @@ def times_of_use() -> Iterator[int]:
     return itertools.count(time.time_ns(), -1000)
 
 
-def _path(folder: Path, key: bytes) -> Path:
-    return folder / f"{key.hex()}{_SUFFIX}"
+def _path(folder: Path, key: bytes) -> str:
+    return f"{folder}/{key.hex()}{_SUFFIX}"
 
 
 def _files(store: Path) -> list[tuple[int, int, Path]]:
