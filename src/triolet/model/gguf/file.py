@@ -1,7 +1,7 @@
 """Reader of GGUF files: header, metadata and tensor table, of one file or of all parts of a split model.
 
 A GGUF file comes from anywhere, so nothing in it is believed: each length, count, offset and type is compared with
-what is left of the file before anything is allocated or skipped by it. Arrays stay in the file until somebody asks
+what is left of the file before anything is allocated or skipped by it. Arrays stay in the file until they are asked
 for their items, so that opening a file takes memory for its keys and tensor names only.
 
 Source: the GGUF specification, versions 2 and 3, little-endian.

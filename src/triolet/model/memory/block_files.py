@@ -145,7 +145,7 @@ class BlockFiles:
         self._num_dropped = 0  # blocks that came too fast
         names = [name.removesuffix(_SUFFIX) for name in os.listdir(folder) if name.endswith(_SUFFIX)]
         for name in names:
-            with contextlib.suppress(ValueError):  # a file of somebody else
+            with contextlib.suppress(ValueError):  # a file of another program
                 self._writer.known.add(bytes.fromhex(name))
         # A daemon, so that a disk that hangs never keeps a process from ending; see `_write_the_rest`.
         thread = threading.Thread(target=self._writer.run, name="triolet prefix store", daemon=True)
