@@ -62,14 +62,18 @@ class Server:
 
 
 @contextmanager
-def serve(*flags: str) -> Iterator[Server]:
-    """Start one with these flags; it has ended when the scope is left."""
+def serve(*flags: str, log: int = subprocess.DEVNULL) -> Iterator[Server]:
+    """Start one with these flags; it has ended when the scope is left.
+
+    Args:
+        log: descriptor of a file for what it logs.
+    """
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "triolet", "serve", "--port", "0", *flags],
         env=environment,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         text=True,
     )
     try:
