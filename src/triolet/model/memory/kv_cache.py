@@ -118,15 +118,19 @@ def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens
         raise ConfigError("num_kv_blocks", "enough for a prompt token and an answer token", num_kv_tokens)
     if max_model_len is None:
         return min(max_position, num_kv_tokens)
-    if max_model_len > max_position:
-        raise ConfigError(
-            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
-        )
+    _check_position(max_model_len, max_position)
     if max_model_len > num_kv_tokens:
         raise ConfigError(
             "max_model_len", f"at most {num_kv_tokens}, the tokens that the KV cache holds", max_model_len
         )
     return max_model_len
+
+
+def _check_position(max_model_len: int, max_position: int) -> None:
+    if max_model_len > max_position:
+        raise ConfigError(
+            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
+        )
 
 
 def longest_prompt(max_model_len: int | None, max_position: int, max_num_batched_tokens: int | None) -> int:
@@ -142,10 +146,7 @@ def longest_prompt(max_model_len: int | None, max_position: int, max_num_batched
     budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
     if max_model_len is None:
         return min(max_position, budget)
-    if max_model_len > max_position:
-        raise ConfigError(
-            "max_model_len", f"at most {max_position}, the positions of this model", max_model_len
-        )
+    _check_position(max_model_len, max_position)
     if max_model_len > budget:
         raise ConfigError(
             "max_model_len",
