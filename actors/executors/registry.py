@@ -61,8 +61,23 @@ EXECUTORS: Final[Mapping[str, ExecutorFactory]] = MappingProxyType(
 )
 
 
+@contextmanager
+def _in_a_group(config: EngineConfig) -> Iterator[Executor]:
+    from triolet.actors.executors.group import GroupExecutor
+
+    executor = GroupExecutor(config)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
 def executor_class_of(config: EngineConfig) -> type[Executor]:
     """Return the class of the executor that the configuration names."""
+    if config.tensor_parallel_size > 1:
+        from triolet.actors.executors.group import GroupExecutor
+
+        return GroupExecutor
     if config.runner == "process":
         from triolet.actors.executors.process import ProcessExecutor
 
@@ -73,7 +88,8 @@ def executor_class_of(config: EngineConfig) -> type[Executor]:
 @contextmanager
 def open_executor(config: EngineConfig) -> Iterator[Executor]:
     """Open the executor that the configuration names; its model is dropped when the scope is left."""
-    with EXECUTORS[config.runner](attrs.evolve(config, model=model_source(config))) as executor:
+    kind = EXECUTORS[config.runner] if config.tensor_parallel_size == 1 else _in_a_group
+    with kind(attrs.evolve(config, model=model_source(config))) as executor:
         yield executor
 
 

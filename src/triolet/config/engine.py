@@ -37,6 +37,7 @@ DEVICE: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
 CONVERSIONS: Final = ("auto", "embed", "classify")
 QUANTIZATIONS: Final = ("none", "int8", "int4")
 RUNNERS: Final = ("thread", "process", "inline")
+MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
 POLICIES: Final = tuple(policies.POLICIES)
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
@@ -106,6 +107,13 @@ class EngineConfig(Configuration):
         "in the event loop (for tests).",
         default="thread",
         rule=one_of(RUNNERS),
+    )
+    tensor_parallel_size: int = option(
+        # 1: to talk over each layer costs more than it gains, unless the model is too large for one device
+        "Processes that compute the model together, each with a part of its weights, on a GPU each or on the CPU "
+        "(dense models like Llama). After the death of one the streams continue.",
+        default=1,
+        rule=whole(1, MAX_TENSOR_PARALLEL_SIZE),
     )
     max_model_len: int | None = option(
         "Longest sequence, prompt and answer together, in tokens; by default the most that model and KV cache allow.",
@@ -410,6 +418,8 @@ class EngineConfig(Configuration):
     )
 
     def __attrs_post_init__(self) -> None:
+        if self.tensor_parallel_size > 1:
+            self._check_tensor_parallel()
         if self.max_cpu_loras is None:
             return
         if self.max_cpu_loras < self.max_loras:
@@ -417,6 +427,22 @@ class EngineConfig(Configuration):
         if self.max_cpu_loras < len(self.lora_modules):
             rule = f"at least the number of lora_modules ({len(self.lora_modules)})"
             raise ConfigError("max_cpu_loras", rule, self.max_cpu_loras)
+
+    def _check_tensor_parallel(self) -> None:
+        size = self.tensor_parallel_size
+        for field, is_wrong in (
+            ("runner", self.runner == "inline"),
+            ("quantization", self.quantization != "none"),
+            ("enable_lora", self.enable_lora),
+            ("convert", self.convert != "auto"),
+            ("classifier_from_token", bool(self.classifier_from_token)),
+            ("weights_cache", self.weights_cache is not None),
+            ("kv_store", self.kv_store is not None),
+            ("kv_pool_bytes", self.kv_pool_bytes > 0),
+            ("device", ":" in self.device),  # each rank has a device of its own
+        ):
+            if is_wrong:
+                raise ConfigError("tensor_parallel_size", f"1 with {field} {getattr(self, field)!r}", size)
 
     @property
     def stores_blocks(self) -> bool:
@@ -471,6 +497,7 @@ class EngineFields(TypedDict, total=False):
     quantization: str
     device: str
     runner: str
+    tensor_parallel_size: int
     max_model_len: int | None
     block_size: int
     num_kv_blocks: int | None

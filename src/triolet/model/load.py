@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from triolet.kernels.cpu.gemm.lora import CppAdapter
     from triolet.model.adapters import AdapterBank, LayerPairs, Weights
     from triolet.model.backends.encoder import EncoderModel
+    from triolet.model.parallel.group import Group
     from triolet.model.weights_cache import WeightsCache
 
 _logger = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ def load_model(
     adapter_limits: AdapterLimits | None = None,
     weights_cache: str | None = None,
     on_progress: OnProgress | None = None,
+    group: Group | None = None,
 ) -> LoadedFolder:
     """Load a model folder or a GGUF file, or fetch and load a model of the hub.
 
@@ -120,6 +122,7 @@ def load_model(
         adapter_limits: of LoRA adapters; None for a model without them.
         weights_cache: folder of packed weights; None for none.
         on_progress: told how many bytes were fetched and read.
+        group: of the processes that compute this model together; None for one.
 
     Raises:
         ConfigError: `dtype`, `max_model_len`, `quantization`, `convert` or `enable_lora` is not possible with this
@@ -133,6 +136,8 @@ def load_model(
     if classifier_from_token:
         _check_classifier_tokens(classifier_from_token, convert, folder)
     if folder.is_file():
+        if group is not None:
+            raise ConfigError("tensor_parallel_size", "1 for a GGUF file", group.part.size)
         return _load_gguf(
             folder,
             dtype,
@@ -152,6 +157,8 @@ def load_model(
     torch_dtype = checkpoint_dtype(config, folder) if dtype == "auto" else DTYPES[dtype]
     pooling = read_pooling_config(folder, config, architecture, convert)
     generates = pooling is None or not pooling.labels
+    if group is not None and pooling is not None:
+        raise ConfigError("tensor_parallel_size", "1 for a model that is pooled", group.part.size)
     loaded: CausalModel
     adapters: AdapterBank[Any] | None = None
     encoder: EncoderModel | None = None
@@ -164,6 +171,14 @@ def load_model(
         stored = Checkpoint.open(folder)
         checkpoint: WeightSource = stored
         quantized: QuantizedCheckpoint | StackedExperts | None = None
+        if group is not None:
+            if config.get("quantization_config"):
+                raise ConfigError("tensor_parallel_size", "1 for quantized weights", group.part.size)
+            from triolet.model.parallel.load import load_part
+
+            loaded = load_part(parsed, stored, torch_dtype, device, max_model_len, on_progress, group)
+            _logger.info("%s runs on %d ranks, %s on %s", architecture, group.part.size, torch_dtype, device)
+            return LoadedFolder(model=loaded, folder=folder, generation_defaults=defaults)
         if parsed.names.stacked_experts:
             checkpoint = quantized = open_stacked_experts(stored, config, folder)
         elif config.get("quantization_config"):
@@ -190,6 +205,9 @@ def load_model(
                 torch_dtype,
             )
     else:
+        if group is not None:
+            rule = f"1 for {architecture}, which has no native decoder"
+            raise ConfigError("tensor_parallel_size", rule, group.part.size)
         if quantization is not None:
             raise _not_quantised(quantization)
         if adapter_limits is not None:

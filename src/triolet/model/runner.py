@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from triolet.core.worker_call import WorkerCall
     from triolet.model.adapters import AdapterBank
     from triolet.model.memory.prefix_store import PrefixStore
+    from triolet.model.parallel.group import Group
 
 
 class ModelRunner:
@@ -416,12 +417,14 @@ def load_runner(
     adapter_limits: AdapterLimits | None = None,
     weights_cache: str | None = None,
     on_progress: OnProgress | None = None,
+    group: Group | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
     """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
 
     Args:
         adapter_limits: of LoRA adapters; None for a model without them.
         on_progress: told how much of the model is there.
+        group: of the processes that compute this model together; None for one.
     Raises:
         ConfigError: no such device, or model and KV cache do not allow `max_model_len`.
         ModelError: the model cannot be loaded.
@@ -444,6 +447,7 @@ def load_runner(
         adapter_limits=adapter_limits,
         weights_cache=weights_cache,
         on_progress=on_progress,
+        group=group,
     )
     spec = loaded.model.spec
     if loaded.pooler is not None and loaded.pooler.info.needs_whole_prompts:
@@ -462,6 +466,8 @@ def load_runner(
         max_model_len=max_model_len or spec.max_position,
         max_num_seqs=max_num_seqs,
     )
+    if group is not None:  # all ranks have the same blocks, whatever memory each of them found free
+        num_blocks = group.least(num_blocks)
     longest = longest_sequence(max_model_len, spec.max_position, num_blocks * block_size)
     return _runner_of(loaded, place, longest, num_blocks, block_size, max_num_seqs, logprobs_mode)
 
@@ -534,18 +540,25 @@ def _model_info(
     )
 
 
-def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tuple[ModelRunner, ModelInfo]:
+def load_configured_runner(
+    config: EngineConfig, on_progress: OnProgress, group: Group | None = None
+) -> tuple[ModelRunner, ModelInfo]:
     """Load the model and KV cache of a configuration.
 
     Args:
         config: with a `model`.
         on_progress: told how much of it is there.
+        group: of the processes that compute this model together; None for one.
     Raises:
         ConfigError: a field that does not fit the model or the machine.
         ModelError: the model cannot be loaded.
     """
     if config.model is None:
         raise ValueError("config.model must be a folder or a hub id; got None")
+    if config.tensor_parallel_size > 1 and group is None:
+        raise ConfigError(
+            "tensor_parallel_size", "1 where the model is in one process", config.tensor_parallel_size
+        )
     kind = worker_class(config.worker_extension)  # first, since the model takes long
     runner, info = load_runner(
         model=config.model,
@@ -566,6 +579,7 @@ def load_configured_runner(config: EngineConfig, on_progress: OnProgress) -> tup
         adapter_limits=_adapter_limits(config),
         weights_cache=config.weights_cache,
         on_progress=on_progress,
+        group=group,
     )
     runner.worker = kind(runner)
     if config.stores_blocks:

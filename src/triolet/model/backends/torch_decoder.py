@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
@@ -79,6 +79,12 @@ class PackedLinear:
 
 # [num_tokens, in] to [num_tokens, out]: a `Linear`, a `PackedLinear`, or one of them with adapters.
 LinearLayer = Callable[[Tensor], Tensor]
+
+
+class Head(Protocol):
+    """Output head: [n, hidden] to logits [n, vocab_size]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 def make_linear(weights: LinearWeights) -> Linear | PackedLinear:
@@ -221,7 +227,7 @@ class Decoder:
     learned_positions: Tensor | None
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
-    head: Linear | PackedLinear
+    head: Head
     logit_soft_cap: float | None
     adapters: LayerAdapters | None = None
 

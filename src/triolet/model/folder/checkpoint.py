@@ -39,6 +39,15 @@ class StoredTensor:
     begin: int  # where it begins there, bytes
 
 
+@attrs.frozen
+class Cut:
+    """Rows or columns of one stored tensor."""
+
+    dim: int  # 0: rows, 1: columns
+    begin: int
+    end: int
+
+
 @attrs.frozen(eq=False)
 class Checkpoint:
     """The tensors of a model folder, by name.
@@ -115,6 +124,41 @@ class Checkpoint:
         except OSError as error:
             raise _unreadable(stored.path, error) from error
         return tensor
+
+    def read_part(self, name: str, out: Tensor, cut: Cut | None) -> int:
+        """Read rows or columns of one tensor, and no other bytes of its file.
+
+        Args:
+            name: of the tensor.
+            out: where to put them, contiguous, of the shape of the part.
+            cut: the part; None for all of it.
+        Returns:
+            Bytes that were read.
+        Raises:
+            ModelFileError: see `read`.
+        """
+        stored = self.tensors[name]
+        if cut is None:
+            self.read(name, out)
+            return stored.num_bytes
+        length = stored.shape[cut.dim]
+        num_rows = 1 if cut.dim == 0 else stored.shape[0]
+        row_bytes = stored.num_bytes // num_rows
+        begin, end = cut.begin * row_bytes // length, cut.end * row_bytes // length
+        part_bytes = end - begin
+        into = memoryview((ctypes.c_char * (num_rows * part_bytes)).from_address(out.data_ptr()))
+        try:
+            with stored.path.open("rb", buffering=0) as file:
+                for row in range(num_rows):
+                    file.seek(stored.begin + row * row_bytes + begin)
+                    left = into[row * part_bytes : (row + 1) * part_bytes]
+                    while left:
+                        if not (count := file.readinto(left)):
+                            raise ModelFileError(stored.path, f"is truncated: it ends within tensor {name!r}")
+                        left = left[count:]
+        except OSError as error:
+            raise _unreadable(stored.path, error) from error
+        return num_rows * part_bytes
 
     def block_format(self, name: str) -> None:
         """Return None: a plain tensor has no blocks."""

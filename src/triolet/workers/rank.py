@@ -1,0 +1,74 @@
+"""Program of one rank of a tensor-parallel group: `python -m triolet.workers.rank RANK SIZE MEETING`.
+
+It is `triolet.workers.runner` in all but the load: the ranks join a group first, and each reads its part of the
+weights. All of them get the same plans. Whether one of several steps is the last is agreed on, since a `Halt` reaches
+the ranks at different times.
+
+MEETING is a folder. Its file `life` holds the number of the group's life; rank 0 writes the port of its store to the
+file of that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from triolet.config.engine import EngineConfig
+from triolet.core.load_progress import OnProgress
+from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepRunner
+from triolet.ipc.messages import Reply, Request
+from triolet.workers.runner import FdTransport, Transport, import_model_code, imports_reported, serve
+
+if TYPE_CHECKING:
+    from triolet.model.parallel.group import Group
+
+
+@attrs.define(eq=False)
+class Rank:
+    """One rank: its transport to the engine, which agrees with its peers, and its load."""
+
+    transport: Transport
+    rank: int
+    size: int
+    meeting: Path
+    _group: Group | None = None
+
+    def requests(self) -> Iterator[Request]:
+        return self.transport.requests()
+
+    def has_request(self) -> bool:
+        """Return whether any rank has an unread request; all ranks ask after the same step."""
+        assert self._group is not None, "steps come after the load"
+        return self._group.any(self.transport.has_request())
+
+    def reply(self, reply: Reply) -> None:
+        self.transport.reply(reply)
+
+    def fileno(self) -> int:
+        return self.transport.fileno()
+
+    def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
+        """Join the group, and load this rank's part of the model."""
+        with imports_reported(on_progress):
+            from triolet.model.parallel.cuts import Part
+            from triolet.model.parallel.group import Group
+            from triolet.model.runner import choose_device, load_configured_runner
+
+            device = choose_device(config.device)
+            if device.type == "cuda":
+                config = attrs.evolve(config, device=f"cuda:{self.rank}")
+                device = choose_device(config.device)
+            life = (self.meeting / "life").read_text()
+            part = Part(rank=self.rank, size=self.size)
+            self._group = Group.join(part, self.meeting / life, device)
+            return load_configured_runner(config, on_progress, self._group)
+
+
+if __name__ == "__main__":
+    me = Rank(FdTransport.take_over_standard_streams(), int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    serve(me.load, me, import_model_code)

@@ -1,0 +1,101 @@
+"""A model computed by two processes: its answers are those of one, also when one of the two is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import triolet
+from tests.model.tiny import make_model
+from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
+from triolet.errors import ConfigError
+
+NUM_STREAMS, NUM_TOKENS = 6, 48
+
+
+def params_of(index: int) -> SamplingParams:
+    """Half of them greedy, half with a seed."""
+    return SamplingParams(
+        temperature=0.9 if index % 2 else 0.0,
+        seed=index,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def ranks_here() -> dict[int, int]:
+    """Return the process ids of the ranks that this process has started, by rank; zombies are left out."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == os.getpid() and b"triolet.workers.rank" in words:
+            found[int(words[words.index(b"triolet.workers.rank") + 1])] = int(entry.name)
+    return found
+
+
+async def answers_of(engine: Engine, kill: tuple[int, int] | None = None) -> dict[int, list[int]]:
+    """Read all streams at once; send a signal to a rank, (rank, signal), after some tokens."""
+    answers: dict[int, list[int]] = {}
+    to_kill = [] if kill is None else [kill]
+
+    async def read(index: int) -> None:
+        answers[index] = []
+        async with engine.generate([index + 1] * (7 * index + 1), params_of(index)) as stream:
+            async for output in stream:
+                answers[index] += output.outputs[0].token_ids
+                if to_kill and sum(map(len, answers.values())) > 60:
+                    rank, number = to_kill.pop()
+                    os.kill(ranks_here()[rank], number)
+
+    async with trio.open_nursery() as nursery:
+        for index in range(NUM_STREAMS):
+            nursery.start_soon(read, index)
+    return answers
+
+
+def config_of(folder: Path, size: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", max_model_len=160, max_num_seqs=4, tensor_parallel_size=size,
+        max_num_batched_tokens=24, num_kv_blocks=40,
+    )  # fmt: skip
+
+
+async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answer(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "llama", with_tokenizer=True)
+    async with triolet.open_engine(config_of(folder, 1)) as engine:
+        expected = await answers_of(engine)
+    async with triolet.open_engine(config_of(folder, 2)) as engine:
+        assert sorted(ranks_here()) == [0, 1]
+        assert await answers_of(engine) == expected
+        for rank in (0, 1):
+            before = engine.statistics().num_restarts
+            assert await answers_of(engine, (rank, signal.SIGKILL)) == expected
+            assert engine.statistics().num_restarts > before
+    assert ranks_here() == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads"),
+     ({"intermediate_size": 81}, "intermediate size, 81"), ({"vocab_size": 301}, "vocabulary, 301")],
+)  # fmt: skip
+async def test_a_size_that_does_not_divide_the_model_is_refused_by_name(
+    tmp_path: Path, overrides: dict[str, Any], rule: str
+) -> None:
+    folder = make_model("llama", tmp_path / "llama", **overrides)
+    with pytest.raises(ConfigError, match=rule) as caught:
+        async with triolet.open_engine(config_of(folder, 2), runner="process"):
+            pass
+    assert caught.value.field == "tensor_parallel_size"
