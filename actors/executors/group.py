@@ -24,9 +24,11 @@ from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
-from triolet.errors import RunnerDied
+from triolet.errors import ConfigError, RunnerDied
 
 T = TypeVar("T")
+
+GRACE_S = 1.0  # from the failure of one rank in a load until the others are killed
 
 
 class GroupExecutor:
@@ -59,7 +61,9 @@ class GroupExecutor:
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """Load all parts of the model; rank 0's progress is reported. See `ProcessExecutor.start`."""
-        return await self._on_all(lambda rank: rank.start(on_progress if rank is self._ranks[0] else _ignore))
+        return await self._on_all(
+            lambda rank: rank.start(on_progress if rank is self._ranks[0] else _ignore), GRACE_S
+        )
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         """Compute a plan on all ranks; see `ProcessExecutor.execute`."""
@@ -67,7 +71,7 @@ class GroupExecutor:
             lambda rank: rank.execute(plan, tell if rank is self._ranks[0] else _ignore)
         )
 
-    async def _on_all(self, call: Callable[[ProcessExecutor], Awaitable[T]]) -> T:
+    async def _on_all(self, call: Callable[[ProcessExecutor], Awaitable[T]], grace_s: float = 0.0) -> T:
         """Make a call on all ranks; return what rank 0 gives. The first failure ends the group."""
         results: dict[ProcessExecutor, T] = {}
         failures: list[Exception] = []
@@ -78,13 +82,15 @@ class GroupExecutor:
                     results[rank] = await call(rank)
                 except Exception as failure:
                     failures.append(failure)
-                    nursery.cancel_scope.cancel()
+                    # A load that one rank refuses makes its peers fail, perhaps earlier: its reason is waited for.
+                    nursery.cancel_scope.deadline = trio.current_time() + grace_s
 
             for rank in self._ranks:
                 nursery.start_soon(on, rank)
         if failures:
-            # A rank whose peer has died fails, too; the death says more.
-            raise next((each for each in failures if isinstance(each, RunnerDied)), failures[0])
+            # A rank whose peer has died fails, too; a refusal says most, then the death.
+            kinds = (ConfigError, RunnerDied)
+            raise next((each for kind in kinds for each in failures if isinstance(each, kind)), failures[0])
         return results[self._ranks[0]]
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:

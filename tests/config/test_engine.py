@@ -61,6 +61,7 @@ FLAGS = ("allow_special_tokens", "enable_prefix_caching", "enable_lora", "log_st
 MINIMA = {
     "max_model_len": 2,
     "block_size": 1,
+    "tensor_parallel_size": 1,
     "num_kv_blocks": 1,
     "kv_cache_bytes": 1,
     "max_num_seqs": 1,
@@ -88,6 +89,7 @@ MINIMA = {
 }
 MAXIMA = {
     "num_scheduler_steps": 64,
+    "tensor_parallel_size": 64,
     "num_speculative_tokens": 16,
     "prompt_lookup_min": 16,
     "max_num_seqs": 2**16,
@@ -372,7 +374,7 @@ def test_what_is_not_may_not(field: str) -> None:
     assert refusal(**{field: None}).field == field
 
 
-@pytest.mark.parametrize("field", ["quantisation", "max_num_seq", "Seed", "tensor_parallel_size"])
+@pytest.mark.parametrize("field", ["quantisation", "max_num_seq", "Seed", "pipeline_parallel_size"])
 def test_an_unknown_field_is_refused_with_those_there_are(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{field} must be a field of EngineConfig \(model, ") as caught:
         EngineConfig.create(**{field: 3})
