@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +26,7 @@ from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
-from triolet.errors import ConfigError, RunnerDied
+from triolet.errors import ConfigError, RunnerDied, RunnerFailed
 
 T = TypeVar("T")
 
@@ -42,6 +44,8 @@ class GroupExecutor:
         self._life = 0
         self._folder = tempfile.TemporaryDirectory(prefix="triolet-ranks-")
         self._meeting = Path(self._folder.name)
+        self._deaths: list[RunnerDied] = []  # of this life, in their order
+        self._asking: trio.CancelScope | None = None  # of the call that all ranks are to answer
         size = config.tensor_parallel_size
         self._ranks = [ProcessExecutor(config, self._command(rank, size)) for rank in range(size)]
 
@@ -54,52 +58,104 @@ class GroupExecutor:
         """Start the processes, and end them with the scope; see `ProcessExecutor.running`."""
         self._life += 1
         (self._meeting / "life").write_text(str(self._life))
-        async with AsyncExitStack() as stack:
-            for rank in self._ranks:
-                await stack.enter_async_context(rank.running())
-            yield
+        failures: list[BaseException] = []
+        body, is_over = trio.CancelScope(), trio.Event()
+        self._deaths.clear()
+
+        async def hold(rank: ProcessExecutor, task_status: trio.TaskStatus[None]) -> None:
+            try:
+                async with rank.running():
+                    task_status.started()
+                    await is_over.wait()
+            except RunnerDied as death:
+                self._deaths.append(death)
+                if self._asking is None:
+                    body.cancel()
+                else:  # its own last reply may be there already, and the others' on their way
+                    self._asking.deadline = trio.current_time() + GRACE_S
+
+        # Each rank is held by a task of its own: its death must not hide the reason of another one's.
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    for rank in self._ranks:
+                        await nursery.start(hold, rank)
+                    with body:
+                        yield
+                except BaseException as error:
+                    failures.append(error)
+                is_over.set()
+        except BaseExceptionGroup:  # it holds the cancellation that ended the body, at most
+            if not failures:
+                raise
+        if body.cancelled_caught:
+            failures.append(self._deaths[0])
+        if failures:
+            raise failures[0]
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """Load all parts of the model; rank 0's progress is reported. See `ProcessExecutor.start`."""
-        return await self._on_all(
-            lambda rank: rank.start(on_progress if rank is self._ranks[0] else _ignore), GRACE_S
+        infos = await self._on_all(
+            lambda rank: self._ranks[rank].start(_ignore if rank else on_progress), GRACE_S
         )
+        return infos[0]
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
-        """Compute a plan on all ranks; see `ProcessExecutor.execute`."""
-        return await self._on_all(
-            lambda rank: rank.execute(plan, tell if rank is self._ranks[0] else _ignore)
-        )
+        """Compute a plan on all ranks; see `ProcessExecutor.execute`.
 
-    async def _on_all(self, call: Callable[[ProcessExecutor], Awaitable[T]], grace_s: float = 0.0) -> T:
-        """Make a call on all ranks; return what rank 0 gives. The first failure ends the group."""
-        results: dict[ProcessExecutor, T] = {}
+        Raises:
+            RunnerFailed: the ranks have chosen different tokens.
+        """
+        told: list[deque[StepResult]] = [deque() for _ in self._ranks]
+
+        def hear(rank: int, result: StepResult) -> None:
+            told[rank].append(result)
+            if all(told):  # only what all ranks say is passed on
+                tell(_agreed([results.popleft() for results in told]))
+
+        return _agreed(await self._on_all(lambda rank: self._ranks[rank].execute(plan, partial(hear, rank))))
+
+    async def _on_all(self, call: Callable[[int], Awaitable[T]], grace_s: float = 0.0) -> list[T]:
+        """Make a call on all ranks; return what each gives. The first failure ends the group.
+
+        Args:
+            call: takes the rank.
+            grace_s: from the first failure until the ranks that have not replied are killed, seconds.
+        """
+        results: dict[int, T] = {}
         failures: list[Exception] = []
-        async with trio.open_nursery() as nursery:
 
-            async def on(rank: ProcessExecutor) -> None:
-                try:
-                    results[rank] = await call(rank)
-                except Exception as failure:
-                    failures.append(failure)
-                    # A load that one rank refuses makes its peers fail, perhaps earlier: its reason is waited for.
-                    nursery.cancel_scope.deadline = trio.current_time() + grace_s
+        async def on(rank: int, asking: trio.CancelScope) -> None:
+            try:
+                results[rank] = await call(rank)
+            except Exception as failure:
+                failures.append(failure)
+                # A load that one rank refuses makes its peers fail, perhaps earlier: its reason is waited for.
+                asking.deadline = trio.current_time() + grace_s
 
-            for rank in self._ranks:
-                nursery.start_soon(on, rank)
-        if failures:
-            # A rank whose peer has died fails, too; a refusal says most, then the death.
-            kinds = (ConfigError, RunnerDied)
-            raise next((each for kind in kinds for each in failures if isinstance(each, kind)), failures[0])
-        return results[self._ranks[0]]
+        try:
+            async with trio.open_nursery() as nursery:
+                self._asking = nursery.cancel_scope
+                for rank in range(len(self._ranks)):
+                    nursery.start_soon(on, rank, nursery.cancel_scope)
+        finally:
+            self._asking = None
+        # A rank whose peer has died fails, too; a refusal says most, then the death.
+        failures += self._deaths
+        for kind in (ConfigError, RunnerDied, Exception):
+            for failure in failures:
+                if isinstance(failure, kind):
+                    raise failure
+        return [results[rank] for rank in range(len(self._ranks))]
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         for rank in self._ranks:
             await rank.prepare_adapter(adapter, is_pinned=is_pinned)
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
-        """Call the worker of every rank; return rank 0's outcome."""
-        return await self._on_all(lambda rank: rank.call(call, limit_s))
+        """Call the worker of every rank; return rank 0's outcome, or the first error."""
+        outcomes = await self._on_all(lambda rank: self._ranks[rank].call(call, limit_s))
+        return next((outcome for outcome in outcomes if outcome.error is not None), outcomes[0])
 
     def use_weights(self, folder: str | None) -> None:
         for rank in self._ranks:
@@ -117,5 +173,20 @@ class GroupExecutor:
         self._folder.cleanup()
 
 
-def _ignore(told: LoadProgress | StepResult) -> None:
+def _agreed(results: Sequence[StepResult]) -> StepResult:
+    """Return rank 0's result of a step, if the others have chosen the same tokens.
+
+    Raises:
+        RunnerFailed: they have not: their KV caches would differ from here on, and no answer could be trusted.
+    """
+    first, *others = [
+        [(token.request_id, token.position, token.token_id) for token in result.tokens] for result in results
+    ]
+    for rank, tokens in enumerate(others, start=1):
+        if tokens != first:
+            raise RunnerFailed(f"rank {rank} chose tokens {tokens}, and rank 0 {first}")
+    return results[0]
+
+
+def _ignore(told: LoadProgress) -> None:
     pass
