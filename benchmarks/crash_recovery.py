@@ -1,7 +1,7 @@
 """Kill the process of the model runner repeatedly under many streams, and measure lost tokens and recovery times.
 
     python benchmarks/crash_recovery.py [--kills N] [--seed N] [--apart S] [--streams N] [--tokens N] [--model FOLDER]
-        [--output FILE]
+        [--tensor-parallel-size N] [--output FILE]
 
 The streams are read twice: without kills, with the model inside this process, and with the model in a process of its
 own that is killed with -9 at random moments, N times. A stream that has ended is requested again until all kills are
@@ -13,6 +13,8 @@ them. Exits with 1 if an answer differs.
 An engine that crashes more than five times in 30 seconds gives up, so if kills are less than six seconds apart, the
 limit of its supervisors is raised; nothing else differs. A kill waits until every stream has gone on since the last
 one: a request without progress between two crashes would count as the culprit.
+
+With `--tensor-parallel-size` a random one of the model's processes is killed; the last one to end counts as its end.
 
 As in `triolet serve`, objects that exist when the engine is open are kept from the garbage collector.
 """
@@ -42,6 +44,7 @@ from common import machine, make_model, percentiles
 import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.actors import supervision_tree
+from triolet.actors.executors.group import GroupExecutor
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.supervisor import Supervisor
 from triolet.core.load_progress import OnProgress
@@ -93,30 +96,52 @@ class Kill:
         return {name: round((time_s - self.killed_s) * 1000, 1) for name, time_s in times.items()}
 
 
-class WatchedExecutor(ProcessExecutor):
-    """Executor that notes when a death was noticed and when the next process was ready."""
+class Watched:
+    """Executor that notes when a death was noticed and when the next life was ready; mixed into an executor."""
 
-    def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
-        super().__init__(config)
-        self._kills = kills
+    kills: list[Kill]
+    processes: list[ProcessExecutor]
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Return the ids of the processes that live."""
+        return [each._process._popen.pid for each in self.processes if each._process is not None]
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         try:
-            async with super().running():
+            async with super().running():  # type: ignore[misc]
                 yield
         except RunnerDied:
-            self._kills[-1].noticed_s = trio.current_time()
+            self.kills[-1].noticed_s = trio.current_time()
             raise
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        if self._former is not None:
-            await self._former.gone()
-            self._kills[-1].gone_s = trio.current_time()
-        info = await super().start(on_progress)
-        if self._kills:
-            self._kills[-1].loaded_s = trio.current_time()
+        if self.kills:
+            for each in self.processes:
+                assert each._former is not None
+                await each._former.gone()
+            self.kills[-1].gone_s = trio.current_time()
+        info: ModelInfo = await super().start(on_progress)  # type: ignore[misc]
+        if self.kills:
+            self.kills[-1].loaded_s = trio.current_time()
         return info
+
+
+class WatchedProcess(Watched, ProcessExecutor):
+    """One process."""
+
+    def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
+        super().__init__(config)
+        self.kills, self.processes = kills, [self]
+
+
+class WatchedGroup(Watched, GroupExecutor):
+    """Several processes."""
+
+    def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
+        super().__init__(config)
+        self.kills, self.processes = kills, self._ranks
 
 
 class PatientSupervisor(Supervisor):
@@ -135,6 +160,7 @@ class Crowd:
     """
 
     engine: Engine
+    executor: Watched | None
     num_streams: int
     num_tokens: int
     num_kills: int = 0
@@ -176,8 +202,8 @@ class Crowd:
             last_s = self.kills[-1].killed_s if number else trio.current_time() - self.apart_s
             await trio.sleep_until(last_s + self.apart_s + draw.random())
             await trio.sleep(draw.random())  # also when the last restart took longer than that
-            process_id = self.engine.model_info.process_id
-            assert process_id is not None
+            assert self.executor is not None
+            process_id = draw.choice(self.executor.process_ids)
             kill = Kill(trio.current_time(), set(range(self.num_streams)))
             self.kills.append(kill)
             os.kill(process_id, signal.SIGKILL)
@@ -186,14 +212,22 @@ class Crowd:
 
 async def measure(config: EngineConfig, options: argparse.Namespace, write: Write) -> bool:
     """Measure both runs; return True if every answer was right."""
-    async with triolet.open_engine(config, runner="inline") as engine:
-        peace = Crowd(engine, options.streams, options.tokens)
+    async with triolet.open_engine(config, runner="inline", tensor_parallel_size=1) as engine:
+        peace = Crowd(engine, None, options.streams, options.tokens)
         await peace.read_all()
     kills: list[Kill] = []
-    async with run_engine(config, WatchedExecutor(config, kills)) as engine:
+    executor = (WatchedProcess if config.tensor_parallel_size == 1 else WatchedGroup)(config, kills)
+    async with run_engine(config, executor) as engine:
         freeze_gc()
         crowd = Crowd(
-            engine, options.streams, options.tokens, options.kills, options.seed, options.apart, kills
+            engine,
+            executor,
+            options.streams,
+            options.tokens,
+            options.kills,
+            options.seed,
+            options.apart,
+            kills,
         )
         await crowd.read_all()
         num_restarts = engine.statistics().num_restarts
@@ -208,6 +242,7 @@ async def measure(config: EngineConfig, options: argparse.Namespace, write: Writ
         "tokens": options.tokens,
         "seed": options.seed,
         "apart_s": options.apart,
+        "tensor_parallel_size": config.tensor_parallel_size,
     }
     outcome = {"answers": len(right), "wrong_answers": right.count(False)}
     spreads: dict[str, Any] = {name: percentiles([kill[name] for kill in figures]) for name in figures[0]}
@@ -228,6 +263,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=200, help="of every answer")
     parser.add_argument("--model", help="folder or hub id; by default one of 15 million random weights")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument(
         "--output", type=argparse.FileType("a"), default=sys.stdout, help="where the lines go"
     )
@@ -241,7 +277,13 @@ def main() -> None:
     logging.disable()  # each crash is reported, with its traceback
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(make_model("llama-15m", Path(folder), dtype=torch.float32))
-        config = EngineConfig(model=model, dtype="float32", runner="process", max_num_seqs=options.streams)
+        config = EngineConfig(
+            model=model,
+            dtype="float32",
+            runner="process",
+            max_num_seqs=options.streams,
+            tensor_parallel_size=options.tensor_parallel_size,
+        )
         sys.exit(0 if trio.run(measure, config, options, write) else 1)
 
 

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
 import triolet
 from tests.model.tiny import make_model
+from tests.scale import num_cases
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.errors import ConfigError
 
 NUM_STREAMS, NUM_TOKENS = 6, 48
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 
 
-def params_of(index: int) -> SamplingParams:
-    """Half of them greedy, half with a seed."""
+def params_of(index: int, num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    """Half of them greedy, half with a seed; some need the logits of the whole vocabulary."""
     return SamplingParams(
         temperature=0.9 if index % 2 else 0.0,
+        top_p=0.8 if index % 4 == 3 else 1.0,
         seed=index,
-        max_tokens=NUM_TOKENS,
+        max_tokens=num_tokens,
         ignore_eos=True,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def prompt_of(index: int) -> list[int]:
+    """Prompts of one to 36 tokens; every third one begins like the one before."""
+    return [3, *range(5, 5 + 7 * (index % 6))] if index % 3 else [index + 1] * (7 * (index % 6) + 1)
 
 
 def ranks_here() -> dict[int, int]:
@@ -45,14 +55,19 @@ def ranks_here() -> dict[int, int]:
     return found
 
 
-async def answers_of(engine: Engine, kill: tuple[int, int] | None = None) -> dict[int, list[int]]:
+async def answers_of(
+    engine: Engine,
+    kill: tuple[int, int] | None = None,
+    num_streams: int = NUM_STREAMS,
+    num_tokens: int = NUM_TOKENS,
+) -> dict[int, list[int]]:
     """Read all streams at once; send a signal to a rank, (rank, signal), after some tokens."""
     answers: dict[int, list[int]] = {}
     to_kill = [] if kill is None else [kill]
 
     async def read(index: int) -> None:
         answers[index] = []
-        async with engine.generate([index + 1] * (7 * index + 1), params_of(index)) as stream:
+        async with engine.generate(prompt_of(index), params_of(index, num_tokens)) as stream:
             async for output in stream:
                 answers[index] += output.outputs[0].token_ids
                 if to_kill and sum(map(len, answers.values())) > 60:
@@ -60,7 +75,7 @@ async def answers_of(engine: Engine, kill: tuple[int, int] | None = None) -> dic
                     os.kill(ranks_here()[rank], number)
 
     async with trio.open_nursery() as nursery:
-        for index in range(NUM_STREAMS):
+        for index in range(num_streams):
             nursery.start_soon(read, index)
     return answers
 
@@ -83,6 +98,40 @@ async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answe
             before = engine.statistics().num_restarts
             assert await answers_of(engine, (rank, signal.SIGKILL)) == expected
             assert engine.statistics().num_restarts > before
+    assert ranks_here() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_families_answer_as_one_rank_chunked_preempted_and_with_cached_prefixes(
+    tmp_path: Path, family: str
+) -> None:
+    folder = make_model(family, tmp_path / family, with_tokenizer=True)
+    answers: list[dict[int, list[int]]] = []
+    for size in (1, 2):
+        config = attrs.evolve(config_of(folder, size), max_num_seqs=8)
+        async with triolet.open_engine(config) as engine:
+            answers.append(await answers_of(engine, num_streams=24, num_tokens=96))
+            statistics = engine.statistics()
+            assert statistics.num_preemptions > 0, "there are fewer blocks than eight streams need"
+            assert statistics.prefix_cache_hits > 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+async def test_kills_and_stops_of_ranks_at_any_time_change_no_answer_and_leave_no_process(
+    tmp_path: Path,
+) -> None:
+    folder = make_model("llama", tmp_path / "llama", with_tokenizer=True)
+    async with triolet.open_engine(config_of(folder, 1)) as engine:
+        expected = await answers_of(engine)
+    draw = random.Random(3)
+    async with triolet.open_engine(config_of(folder, 2), step_timeout=5.0) as engine:
+        for _ in range(num_cases(50)):
+            number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            assert await answers_of(engine, (draw.randrange(2), number)) == expected
+            await trio.sleep(4.0)  # an engine that crashes more than five times in 30 s gives up
+        assert sorted(ranks_here()) == [0, 1]
     assert ranks_here() == {}
 
 

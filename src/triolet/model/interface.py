@@ -123,6 +123,27 @@ class GreedyModel(CausalModel, Protocol):
         ...
 
 
+@runtime_checkable
+class PartialModel(CausalModel, Protocol):
+    """Model that several processes compute together, each with the logits of a part of the vocabulary.
+
+    `forward_logits` and `compute_logits` give the logits of all of it, in each process.
+    """
+
+    @property
+    def first_id(self) -> int:
+        """First token of this process's part."""
+        ...
+
+    def forward_part(self, batch: ForwardBatch) -> Tensor:
+        """Compute one step and the logits of this process's part, [num_logits, part_size]; see `forward_logits`."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors of all processes, [num_processes, ...] in the order of their parts."""
+        ...
+
+
 @attrs.frozen
 class GreedyStep:
     """Result of one step of a `GreedyRun`."""

@@ -31,6 +31,7 @@ from triolet.model.interface import (
     GreedyRun,
     GreedyStep,
     LayerCache,
+    PartialModel,
 )
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count, longest_prompt, longest_sequence
@@ -90,6 +91,7 @@ class ModelRunner:
         self._pooler = pooler
         self._logprobs_mode, self._soft_prompts = logprobs_mode, SoftPromptBank(model.spec, device)
         self._greedy = model if isinstance(model, GreedyModel) else None
+        self._partial = model if isinstance(model, PartialModel) else None
         self._background = model if isinstance(model, BackgroundModel) else None
         self._device = self.device = device
         self._cache = allocate_kv_cache(
@@ -171,9 +173,7 @@ class ModelRunner:
             self.rest()
         if problem is not None:  # the error is gone by now, and with it the tensors that its traceback held
             give_back(self._device)
-            self._table.take_back(
-                plan
-            )  # as if the step had not begun: what is in the KV cache is written again
+            self._table.take_back(plan)  # as if not begun: what is in the KV cache is written again
             self._note_profiled(plan, began_s, prepared_s)
             return StepResult(plan.step_id, (), out_of_memory=problem)
         rows: tuple[RowResult, ...] = (*self.note(step.sampled, samples), *others)
@@ -270,16 +270,17 @@ class ModelRunner:
             return self._compute_pooled(step)
         batch = self._batch_for(step.sampled)
         inputs = step.forward_batch(self._cache, self._soft_prompts)
-        masks = [row.mask for row in step.sampled]
-        if (
-            self._greedy is not None
-            and batch.is_greedy
-            and not step.prompted
-            and all(mask is None for mask in masks)
-        ):
-            values, token_ids = self._greedy.forward_greedy(inputs)
-            self._note_computed()
-            return greedy_samples(values, token_ids), ()
+        if not step.prompted and all(
+            row.mask is None for row in step.sampled
+        ):  # the logits are for samples alone
+            if self._greedy is not None and batch.is_greedy:
+                values, token_ids = self._greedy.forward_greedy(inputs)
+                self._note_computed()
+                return greedy_samples(values, token_ids), ()
+            if self._partial is not None and batch.is_open:
+                logits = self._partial.forward_part(inputs)
+                self._note_computed()
+                return batch.sample_part(logits, self._partial.first_id, self._partial.gather), ()
         logits = self._model.forward_logits(inputs)
         self._note_computed()
         return self._sample(step, logits)
@@ -555,10 +556,8 @@ def load_configured_runner(
     """
     if config.model is None:
         raise ValueError("config.model must be a folder or a hub id; got None")
-    if config.tensor_parallel_size > 1 and group is None:
-        raise ConfigError(
-            "tensor_parallel_size", "1 where the model is in one process", config.tensor_parallel_size
-        )
+    if (size := config.tensor_parallel_size) > 1 and group is None:
+        raise ConfigError("tensor_parallel_size", "1 where the model is in one process", size)
     kind = worker_class(config.worker_extension)  # first, since the model takes long
     runner, info = load_runner(
         model=config.model,

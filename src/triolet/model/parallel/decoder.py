@@ -14,11 +14,13 @@ from triolet.model.backends.torch_decoder import (
     Decoder,
     DecoderLayer,
     FeedForward,
+    Head,
     Linear,
     PackedLinear,
     build_decoder,
     make_linear,
 )
+from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.parallel.group import Group
 
 
@@ -48,9 +50,41 @@ class GatheredLinear:
         return self.group.side_by_side(self.partial(x))
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class RankDecoder:
+    """Decoder of one rank; see `triolet.model.interface.PartialModel`."""
+
+    whole: Decoder  # gathers the logits
+    part: Decoder  # the same layers, with the logits of a part of the vocabulary
+    group: Group
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.whole.spec
+
+    @property
+    def first_id(self) -> int:
+        return self.group.part.span(self.spec.vocab_size)[0]
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.whole.forward(batch)
+
+    def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return self.whole.compute_logits(hidden, rows)
+
+    def forward_logits(self, batch: ForwardBatch) -> Tensor:
+        return self.whole.forward_logits(batch)
+
+    def forward_part(self, batch: ForwardBatch) -> Tensor:
+        return self.part.forward_logits(batch)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return self.group.gather(x)
+
+
 def build_part(
     config: DecoderConfig, weights: WeightReader, group: Group, max_model_len: int | None
-) -> Decoder:
+) -> RankDecoder:
     """Build the decoder of one rank.
 
     Args:
@@ -60,14 +94,15 @@ def build_part(
         max_model_len: longest sequence that will be asked for, tokens.
     """
     whole = build_decoder(config, weights, max_model_len=max_model_len)
-    head: Callable[[Tensor], Tensor] = whole.head
+    head: Head = whole.head
     if "head.weight" not in weights:  # tied: the embedding is whole on every rank
         begin, end = group.part.span(len(whole.embedding))
         head = make_linear(LinearWeights(whole.embedding[begin:end]))
     layers = tuple(
         _summed(layer, f"layers.{index}.", weights, group) for index, layer in enumerate(whole.layers)
     )
-    return attrs.evolve(whole, layers=layers, head=GatheredLinear(head, group))
+    part = attrs.evolve(whole, layers=layers, head=head)
+    return RankDecoder(whole=attrs.evolve(part, head=GatheredLinear(head, group)), part=part, group=group)
 
 
 def _summed(layer: DecoderLayer, prefix: str, weights: WeightReader, group: Group) -> DecoderLayer:

@@ -58,11 +58,15 @@ class Group:
         dist.all_reduce(x)
         return x
 
-    def side_by_side(self, x: Tensor) -> Tensor:
-        """Return all ranks' tensors beside each other: [n, part] -> [n, size * part]."""
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all ranks' tensors: [...] -> [size, ...]."""
         parts = [torch.empty_like(x) for _ in range(self.part.size)]
         dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, dim=-1)
+        return torch.stack(parts)
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """Return all ranks' tensors beside each other: [n, part] -> [n, size * part]."""
+        return torch.cat([*self.gather(x)], dim=-1)
 
     def least(self, number: int) -> int:
         """Return the least of all ranks' numbers."""

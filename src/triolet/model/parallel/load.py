@@ -7,10 +7,9 @@ import torch
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.weight_map import WeightReader, check_fit, plan_tensors
-from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.parallel.cuts import PartCheckpoint, cut_plans
-from triolet.model.parallel.decoder import build_part
+from triolet.model.parallel.decoder import RankDecoder, build_part
 from triolet.model.parallel.group import Group
 
 
@@ -22,7 +21,7 @@ def load_part(
     max_model_len: int | None,
     on_progress: OnProgress | None,
     group: Group,
-) -> Decoder:
+) -> RankDecoder:
     """Read a rank's part of a model, and no other bytes of its files.
 
     Raises:

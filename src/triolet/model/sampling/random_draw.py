@@ -196,6 +196,27 @@ class RandomDraw:
         tokens[limited] = draw_within(self.limits, scaled[limited], max_logits[limited], streams[limited])
         return tokens
 
+    def draw_part(
+        self, logits: Tensor, max_logits: Tensor, positions: Sequence[int], first_id: int
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a candidate for every row out of a part of the vocabulary; there are neither top_k nor top_p.
+
+        The candidate of all parts that has the largest share is what `draw` draws from the whole.
+
+        Args:
+            logits: [num_rows, part_size] float32; overwritten.
+            max_logits: [num_rows] float32, the largest of each row in the whole vocabulary.
+            positions: as for `draw`.
+            first_id: token of the first column.
+        Returns:
+            Shares, [num_rows] float32, and tokens, [num_rows] int64.
+        """
+        scaled, max_logits = self._scale_(logits, max_logits)
+        streams = position_streams(self.answers, torch.tensor(positions)).to(logits.device)
+        return self._shares(
+            scaled, max_logits, streams, self.vocabulary[first_id : first_id + logits.shape[1]]
+        )
+
     def _scale_(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor]:
         scaled = logits.div_(self.temperature)
         max_logits = max_logits[:, None] / self.temperature
@@ -219,12 +240,20 @@ class RandomDraw:
 
     # Draw for rows without top_k and top_p: every token of the vocabulary gets noise.
     def _draw_open(self, scaled: Tensor, max_logits: Tensor, streams: Tensor) -> Tensor:
-        drawn = []
+        return self._shares(scaled, max_logits, streams, self.vocabulary)[1]
+
+    def _shares(
+        self, scaled: Tensor, max_logits: Tensor, streams: Tensor, token_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # the largest weight / noise of each row, and the token that has it
+        found = []
         for block in _row_blocks(scaled):
             weights = (scaled[block] - max_logits[block]).exp_()
-            noise = exponential_noise(streams[block], self.vocabulary)
-            drawn.append(weights.div_(noise).max(dim=1).indices)
-        return torch.cat(drawn)
+            noise = exponential_noise(streams[block], token_ids)
+            found.append(weights.div_(noise).max(dim=1))
+        return torch.cat([each.values for each in found]), token_ids[
+            torch.cat([each.indices for each in found])
+        ]
 
 
 def _row_blocks(scaled: Tensor) -> Iterator[slice]:

@@ -17,7 +17,7 @@ beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -97,6 +97,12 @@ class SamplingBatch:
         """True if every row takes the argmax of the unchanged logits and wants no log-probabilities."""
         return not (self._worked or self._with_logprobs)
 
+    @property
+    def is_open(self) -> bool:
+        """True if every row takes its token from the unchanged logits, without top_k and top_p, and wants no more."""
+        is_limited = self._random is not None and len(self._random.limited_rows) > 0
+        return not self._with_logprobs and self._edits is None and not is_limited
+
     def _index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
@@ -124,6 +130,26 @@ class SamplingBatch:
             if not math.isfinite(max_logit):
                 failures.setdefault(i, _problem(max_logit))
         return Samples(lists[1], failures, self._logprobs(told, tokens, failures))
+
+    def sample_part(self, logits: Tensor, first_id: int, gather: Callable[[Tensor], Tensor]) -> Samples:
+        """Choose the next token of every row together with processes that have the logits of other tokens.
+
+        The batch must be `is_open`. All processes get the same tokens: those that `sample` gives for the whole logits.
+
+        Args:
+            logits: [num_rows, part_size] of any floating dtype; may be overwritten.
+            first_id: token of the first column.
+            gather: from a tensor of each process to all of them, [num_processes, ...] in the order of their tokens.
+        """
+        max_logits, columns = row_argmax(logits)
+        max_logits, tokens = _largest(max_logits, columns + first_id, gather)
+        if self._random is not None:
+            drawn = self._worked_index  # nothing else is worked on: there are no edits
+            shares = self._random.draw_part(
+                _take(logits, drawn).to(torch.float32), _take(max_logits, drawn), self._positions(), first_id
+            )
+            tokens[drawn] = _largest(*shares, gather)[1]
+        return Samples(tokens.tolist(), _failures(max_logits.tolist()), {})
 
     def _draw_as_is(self, logits: Tensor, max_logits: Tensor) -> tuple[Tensor, Tensor] | None:
         # the same as `_work` without its float32 copy; None if the rows have edits or torch must draw
@@ -183,6 +209,18 @@ class SamplingBatch:
         return {
             i: logprobs for i, logprobs in zip(self._with_logprobs, named, strict=True) if i not in failures
         }
+
+
+def _largest(values: Tensor, tokens: Tensor, gather: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    # of all processes; NaN is larger than everything, and of equal numbers the first is taken
+    parts = gather(
+        torch.stack([values.to(torch.float64), tokens.to(torch.float64)])
+    )  # both are exact in float64
+    largest, best = parts[0]
+    for other, found in parts[1:]:
+        is_larger = (other > largest) | (other.isnan() & ~largest.isnan())
+        largest, best = torch.where(is_larger, other, largest), torch.where(is_larger, found, best)
+    return largest.to(torch.float32), best.to(torch.int64)
 
 
 def _failures(max_logits: Sequence[float]) -> dict[int, str]:
