@@ -63,8 +63,8 @@ class WorkerCalls:
 
     async def make(
         self, call: WorkerCall, timeout_s: float | None = None, *, invalidates: bool = False
-    ) -> Any:
-        """Have a call made between two steps; return what it returns, raise what it raises.
+    ) -> list[Any]:
+        """Have a call made between two steps; return what each worker returns, raise what one raises.
 
         Raises:
             WorkerCallTimeout: it has not ended in time; if the runner is a process, that was ended.
@@ -90,7 +90,7 @@ class WorkerCalls:
             raise WorkerCallTimeout(call.name, timeout_s)
         if pending.outcome.error is not None:
             raise pending.outcome.error
-        return pending.outcome.value
+        return [pending.outcome.value, *pending.outcome.others]
 
     def next(self) -> PendingCall | None:
         """Take the call that has waited for longest."""

@@ -38,9 +38,12 @@ class GroupExecutor:
 
     Args:
         config: with a `model` and a `tensor_parallel_size` above 1.
+    Raises:
+        ConfigError: a field that a group does not honour.
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        _check(config)
         self._life = 0
         self._folder = tempfile.TemporaryDirectory(prefix="triolet-ranks-")
         self._meeting = Path(self._folder.name)
@@ -153,9 +156,12 @@ class GroupExecutor:
             await rank.prepare_adapter(adapter, is_pinned=is_pinned)
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
-        """Call the worker of every rank; return rank 0's outcome, or the first error."""
+        """Call the worker of every rank; return the outcome with all values, or the first that is an error."""
         outcomes = await self._on_all(lambda rank: self._ranks[rank].call(call, limit_s))
-        return next((outcome for outcome in outcomes if outcome.error is not None), outcomes[0])
+        for outcome in outcomes:
+            if outcome.error is not None:
+                return outcome
+        return WorkerOutcome(outcomes[0].value, others=tuple(outcome.value for outcome in outcomes[1:]))
 
     def use_weights(self, folder: str | None) -> None:
         for rank in self._ranks:
@@ -171,6 +177,24 @@ class GroupExecutor:
     def close(self) -> None:
         """Remove the folder in which the ranks find each other."""
         self._folder.cleanup()
+
+
+def _check(config: EngineConfig) -> None:
+    for field, is_wrong in (
+        ("runner", config.runner == "inline"),
+        ("quantization", config.quantization != "none"),
+        ("enable_lora", config.enable_lora),
+        ("convert", config.convert != "auto"),
+        ("classifier_from_token", bool(config.classifier_from_token)),
+        ("weights_cache", config.weights_cache is not None),
+        ("kv_store", config.kv_store is not None),
+        ("kv_pool_bytes", config.kv_pool_bytes > 0),
+        ("profile_dir", config.profile_dir is not None),
+        ("device", ":" in config.device),  # each rank has a device of its own
+    ):
+        if is_wrong:
+            rule = f"1 with {field} {getattr(config, field)!r}"
+            raise ConfigError("tensor_parallel_size", rule, config.tensor_parallel_size)
 
 
 def _agreed(results: Sequence[StepResult]) -> StepResult:

@@ -376,7 +376,7 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
         ({"worker_use_ray": True}, UnsupportedFeature),
         ({"engine_use_ray": True}, UnsupportedFeature),
         ({"gpu_memory_utilization": 0.5}, UnsupportedFeature),
-        ({"tensor_parallel_size": 2}, UnsupportedFeature),
+        ({"pipeline_parallel_size": 2}, UnsupportedFeature),
         ({"fully_sharded_loras": True}, UnsupportedFeature),
         ({"quantization": "awq"}, UnsupportedFeature),
         ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, UnsupportedFeature),
@@ -393,6 +393,11 @@ def test_an_argument_that_is_not_honoured_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=next(iter(arguments))):
         AsyncEngineArgs(**arguments)
+
+
+def test_classes_that_compute_in_their_own_process_refuse_several() -> None:
+    with pytest.raises(UnsupportedFeature, match=r"tensor_parallel_size=2.*AsyncLLM"):
+        LLM(tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(

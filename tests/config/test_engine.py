@@ -114,6 +114,7 @@ FIELDS: dict[str, Any] = {
     "convert": "embed",
     "classifier_from_token": ("no", "yes"),
     "quantization": "int8",
+    "tensor_parallel_size": 2,
     "device": "cpu",
     "runner": "inline",
     "max_model_len": 4096,

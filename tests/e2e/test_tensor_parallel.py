@@ -16,7 +16,7 @@ import triolet
 from tests.model.tiny import make_model
 from tests.scale import num_cases
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, UnknownWorkerMethod
 
 NUM_STREAMS, NUM_TOKENS = 6, 48
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
@@ -80,6 +80,11 @@ async def answers_of(
     return answers
 
 
+def rank_of(model: Any) -> int:
+    """Return the rank of a worker."""
+    return int(model.group.part.rank)
+
+
 def config_of(folder: Path, size: int) -> EngineConfig:
     return EngineConfig(
         model=str(folder), device="cpu", dtype="float32", max_model_len=160, max_num_seqs=4, tensor_parallel_size=size,
@@ -99,6 +104,26 @@ async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answe
             assert await answers_of(engine, (rank, signal.SIGKILL)) == expected
             assert engine.statistics().num_restarts > before
     assert ranks_here() == {}
+
+
+async def test_calls_reach_every_rank_and_sleep_and_new_weights_are_those_of_all(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "llama", with_tokenizer=True)
+    other = make_model("llama", tmp_path / "other", with_tokenizer=True, seed=9)
+    expected = []
+    for each in (folder, other):
+        async with triolet.open_engine(config_of(each, 1)) as engine:
+            expected.append(await answers_of(engine))
+    assert expected[0] != expected[1]
+    async with triolet.open_engine(config_of(folder, 2)) as engine:
+        assert await engine.apply_model(f"{__name__}:rank_of") == [0, 1]
+        with pytest.raises(UnknownWorkerMethod):
+            await engine.collective_rpc("no_such_method")
+        await engine.sleep()
+        assert ranks_here() == {}
+        await engine.wake_up()
+        assert await answers_of(engine) == expected[0]
+        await engine.reload_weights(str(other))
+        assert await answers_of(engine) == expected[1]
 
 
 @pytest.mark.slow

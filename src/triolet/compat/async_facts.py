@@ -28,8 +28,9 @@ class AsyncFacts(Facts):
         return await told(self.model_config)
 
     async def get_parallel_config(self) -> ParallelConfig:
-        """Return the number of workers, which is 1 of each kind."""
-        return await told(ParallelConfig())
+        """Return the number of workers of each kind."""
+        size = self.vllm_config.tensor_parallel_size
+        return await told(ParallelConfig(tensor_parallel_size=size, world_size=size))
 
     async def get_scheduler_config(self) -> SchedulerView:
         """Return the limits of a step."""

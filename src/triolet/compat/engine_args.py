@@ -27,7 +27,6 @@ DTYPES: Final = {"half": "float16", "float": "float32"}
 # Arguments whose effect is fixed here, with the values that ask for that effect; any other value is refused.
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
-        "tensor_parallel_size": (1,),
         "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
         "enable_chunked_prefill": (True, None),

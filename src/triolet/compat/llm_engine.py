@@ -73,6 +73,12 @@ def load(config: EngineConfig) -> Loaded:
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))
+    if config.tensor_parallel_size > 1:
+        refuse(
+            f"tensor_parallel_size={config.tensor_parallel_size}",
+            "LLM and LLMEngine compute in this process: AsyncLLM has several",
+            config.tensor_parallel_size,
+        )
     runner, info = load_configured_runner(config, lambda progress: None)
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
 

@@ -62,7 +62,7 @@ class ModelConfig:
 
 @attrs.frozen(kw_only=True)
 class ParallelConfig:
-    """Number of workers of each kind: one."""
+    """Number of workers of each kind."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1

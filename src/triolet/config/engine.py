@@ -418,8 +418,6 @@ class EngineConfig(Configuration):
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.tensor_parallel_size > 1:
-            self._check_tensor_parallel()
         if self.max_cpu_loras is None:
             return
         if self.max_cpu_loras < self.max_loras:
@@ -427,22 +425,6 @@ class EngineConfig(Configuration):
         if self.max_cpu_loras < len(self.lora_modules):
             rule = f"at least the number of lora_modules ({len(self.lora_modules)})"
             raise ConfigError("max_cpu_loras", rule, self.max_cpu_loras)
-
-    def _check_tensor_parallel(self) -> None:
-        size = self.tensor_parallel_size
-        for field, is_wrong in (
-            ("runner", self.runner == "inline"),
-            ("quantization", self.quantization != "none"),
-            ("enable_lora", self.enable_lora),
-            ("convert", self.convert != "auto"),
-            ("classifier_from_token", bool(self.classifier_from_token)),
-            ("weights_cache", self.weights_cache is not None),
-            ("kv_store", self.kv_store is not None),
-            ("kv_pool_bytes", self.kv_pool_bytes > 0),
-            ("device", ":" in self.device),  # each rank has a device of its own
-        ):
-            if is_wrong:
-                raise ConfigError("tensor_parallel_size", f"1 with {field} {getattr(self, field)!r}", size)
 
     @property
     def stores_blocks(self) -> bool:

@@ -43,10 +43,17 @@ class WorkerCall:
 
 @attrs.frozen
 class WorkerOutcome:
-    """Value that a call returned, or the exception that it raised."""
+    """Value that a call returned, or the exception that it raised.
+
+    Args:
+        value: of the worker, or of the first one.
+        error: None if it returned.
+        others: values of further workers, in the order of their ranks.
+    """
 
     value: Any = None
     error: BaseException | None = None
+    others: tuple[Any, ...] = ()
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ class WorkerCallMethods(AdapterMethods):
         *,
         invalidates: bool = False,
     ) -> list[Any]:
-        """Call a method of every worker between two steps; return the results in the order of the ranks: one.
+        """Call a method of every worker between two steps; return the results in the order of the ranks.
 
         Args:
             method: name of a method of `worker_extension`, or of the worker's own; a callable, which gets the worker
@@ -59,11 +59,9 @@ class WorkerCallMethods(AdapterMethods):
                 raised as they are, and the engine goes on.
             RunnerDied: the process ended in the call.
         """
-        return [
-            await self._call(
-                WorkerCall(method, False, tuple(args), dict(kwargs or {}), invalidates), timeout, invalidates
-            )
-        ]
+        return await self._call(
+            WorkerCall(method, False, tuple(args), dict(kwargs or {}), invalidates), timeout, invalidates
+        )
 
     async def apply_model(
         self,
@@ -78,7 +76,7 @@ class WorkerCallMethods(AdapterMethods):
             func: the function; its name, `module:function`, where the model runs in a process, which imports it.
             timeout: as for `collective_rpc`, which the results and the errors are those of, too.
         """
-        return [await self._call(WorkerCall(func, True, invalidates=invalidates), timeout, invalidates)]
+        return await self._call(WorkerCall(func, True, invalidates=invalidates), timeout, invalidates)
 
     async def start_profile(self, prefix: str | None = None) -> None:
         """Record the steps from now on: their spans, and what torch's profiler sees of them.
@@ -122,7 +120,8 @@ class WorkerCallMethods(AdapterMethods):
         if recorder is None:
             raise ProfileConflict("no profile is being recorded; start it first")
         try:
-            if not await self._call(WorkerCall("stop_profile"), PROFILE_TIMEOUT_S, False):
+            [was_recording] = await self._call(WorkerCall("stop_profile"), PROFILE_TIMEOUT_S, False)
+            if not was_recording:
                 raise ProfileConflict("the profile was lost: the worker was restarted")
             while self._channels.scheduler_inbox.statistics().current_buffer_used:
                 await trio.lowlevel.checkpoint()  # the last result is being applied
@@ -131,7 +130,7 @@ class WorkerCallMethods(AdapterMethods):
         await self._call(WorkerCall("write_profile", args=(recorder.values(),)), PROFILE_TIMEOUT_S, False)
         return self._profile_path
 
-    async def _call(self, call: WorkerCall, timeout: float | None, invalidates: bool) -> Any:  # noqa: ASYNC109  vLLM's name
+    async def _call(self, call: WorkerCall, timeout: float | None, invalidates: bool) -> list[Any]:  # noqa: ASYNC109  vLLM's name
         self._run.check()
         if not callable(call.target):
             check_type("method", call.target, str, "the name of a method, or a callable")

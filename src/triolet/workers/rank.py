@@ -13,14 +13,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import StepRunner
+from triolet.core.step_plan import StepPlan, StepResult, StepRunner
+from triolet.core.worker_call import CallableRunner, WorkerCall
 from triolet.ipc.messages import Reply, Request
 from triolet.workers.runner import FdTransport, Transport, import_model_code, imports_reported, serve
 
@@ -66,7 +67,32 @@ class Rank:
             life = (self.meeting / "life").read_text()
             part = Part(rank=self.rank, size=self.size)
             self._group = Group.join(part, self.meeting / life, device)
-            return load_configured_runner(config, on_progress, self._group)
+            runner, info = load_configured_runner(config, on_progress, self._group)
+            return RankRunner(runner), info
+
+
+@attrs.frozen
+class RankRunner:
+    """Runner of one rank. What it has no memory for ends it: its peers wait in the middle of the step."""
+
+    runner: CallableRunner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step; see `StepRunner.execute`.
+
+        Raises:
+            MemoryError: there is no memory for it.
+        """
+        result = self.runner.execute(plan)
+        if result.out_of_memory is not None:
+            raise MemoryError(result.out_of_memory)
+        return result
+
+    def reset(self) -> None:
+        self.runner.reset()
+
+    def call(self, call: WorkerCall) -> Any:
+        return self.runner.call(call)
 
 
 if __name__ == "__main__":
