@@ -221,7 +221,7 @@ class Loaded:
     def _steps(self, batch: int, context: int, num_steps: int) -> Callable[[], None]:
         """Return a function that computes the next decode step, for at most so many."""
         from triolet.core.step_plan import PlanRow, RowStart, StepPlan
-        from triolet.model.runner import load_runner
+        from triolet.model.runner_loading import load_runner
 
         each = -(-(context + num_steps + 1) // 16)
         with tempfile.TemporaryDirectory() as name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -26,7 +27,7 @@ def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfi
 
     def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
-        from triolet.model.runner import load_configured_runner
+        from triolet.model.runner_loading import load_configured_runner
 
         nonlocal next_config
         # Unless this load succeeds, the next one measures memory anew.
@@ -78,17 +79,32 @@ def executor_class_of(config: EngineConfig) -> type[Executor]:
         from triolet.actors.executors.group import GroupExecutor
 
         return GroupExecutor
-    if config.runner == "process":
+    kind = runner_of(config)
+    if kind == "process":
         from triolet.actors.executors.process import ProcessExecutor
 
         return ProcessExecutor
-    return InlineExecutor if config.runner == "inline" else ThreadExecutor
+    return InlineExecutor if kind == "inline" else ThreadExecutor
+
+
+def runner_of(config: EngineConfig) -> str:
+    """Return where the model runs: `thread`, `process` or `inline`."""
+    if config.runner != "auto":
+        return config.runner
+    # torch knows more, but takes a second to import; where it finds no GPU after all, a process is no worse.
+    has_gpu = config.device.startswith("cuda") or (config.device == "auto" and has_gpu_driver())
+    return "process" if has_gpu else "thread"
+
+
+def has_gpu_driver() -> bool:
+    """Return whether this machine has a driver of NVIDIA's, or Windows' below it."""
+    return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/dxg"))
 
 
 @contextmanager
 def open_executor(config: EngineConfig) -> Iterator[Executor]:
     """Open the executor that the configuration names; its model is dropped when the scope is left."""
-    kind = EXECUTORS[config.runner] if config.tensor_parallel_size == 1 else _in_a_group
+    kind = EXECUTORS[runner_of(config)] if config.tensor_parallel_size == 1 else _in_a_group
     with kind(attrs.evolve(config, model=model_source(config))) as executor:
         yield executor
 

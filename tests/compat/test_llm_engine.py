@@ -375,7 +375,7 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
     [
         ({"worker_use_ray": True}, UnsupportedFeature),
         ({"engine_use_ray": True}, UnsupportedFeature),
-        ({"gpu_memory_utilization": 0.5}, UnsupportedFeature),
+        ({"gpu_memory_utilization": 1.5}, ConfigError),
         ({"pipeline_parallel_size": 2}, UnsupportedFeature),
         ({"fully_sharded_loras": True}, UnsupportedFeature),
         ({"quantization": "awq"}, UnsupportedFeature),

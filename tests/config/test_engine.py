@@ -121,6 +121,7 @@ FIELDS: dict[str, Any] = {
     "block_size": 8,
     "num_kv_blocks": 100,
     "kv_cache_bytes": 2**30,
+    "gpu_memory_utilization": 0.5,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "max_queued_requests": 5,
@@ -188,7 +189,17 @@ def refusal(**fields: Any) -> ConfigError:
 def test_the_tables_of_this_file_name_every_field() -> None:
     names = [field.name for field in attrs.fields(EngineConfig)]
     assert set(FIELDS) == set(names)
-    assert {*CHOICES, *TEXTS, *FLAGS, *LISTS, *MINIMA, *SECONDS, "fair_ttft_factor", "device"} == set(names)
+    assert {
+        *CHOICES,
+        *TEXTS,
+        *FLAGS,
+        *LISTS,
+        *MINIMA,
+        *SECONDS,
+        "fair_ttft_factor",
+        "gpu_memory_utilization",
+        "device",
+    } == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
@@ -316,6 +327,14 @@ def test_a_factor_is_a_finite_number_above_1_or_none() -> None:
     for wrong in (1, 0.0, -2, float("nan"), float("inf"), True, "2"):
         rule = "fair_ttft_factor must be above 1 and at most 1e+09"
         assert str(refusal(fair_ttft_factor=wrong)).startswith(rule)
+
+
+def test_a_share_of_memory_is_above_nothing_and_at_most_all_of_it() -> None:
+    for value in (0.001, 0.5, 1, 1.0):
+        assert taken("gpu_memory_utilization", value) == value
+    for wrong in (0, -0.1, 1.01, float("nan"), float("inf"), True, "half", None):
+        rule = "gpu_memory_utilization must be above 0 and at most 1"
+        assert str(refusal(gpu_memory_utilization=wrong)).startswith(rule)
 
 
 @pytest.mark.parametrize("field", SECONDS)

@@ -20,7 +20,8 @@ from triolet.kernels.cpu.abi import MultiStepStruct
 from triolet.kernels.cpu.library import library
 from triolet.model.backends import cpu_decoder
 from triolet.model.memory.page_prefault import PagePrefault
-from triolet.model.runner import ModelRunner, load_runner
+from triolet.model.runner import ModelRunner
+from triolet.model.runner_loading import load_runner
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'"),

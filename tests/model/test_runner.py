@@ -23,9 +23,11 @@ from triolet.core.step_plan import PlanRow, RowFailure, RowStart, StepPlan, Step
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
 from triolet.model import runner as runner_module
+from triolet.model import runner_loading
 from triolet.model.load import load_model
 from triolet.model.memory.kv_cache import longest_sequence
-from triolet.model.runner import ModelRunner, choose_device, load_runner
+from triolet.model.runner import ModelRunner
+from triolet.model.runner_loading import choose_device, load_runner
 from triolet.model.sampling.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -475,8 +477,8 @@ def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first
         events.append("weights")
         return load_model(*args, **options)
 
-    monkeypatch.setattr(runner_module, "load_model", load)
-    monkeypatch.setattr(runner_module, "kernels", lambda: events.append("kernels"))
+    monkeypatch.setattr(runner_loading, "load_model", load)
+    monkeypatch.setattr(runner_loading, "kernels", lambda: events.append("kernels"))
     load_runner(model=str(folder), device="cpu", num_kv_blocks=4)
     assert events[:2] == ["kernels", "weights"]
 

@@ -50,7 +50,6 @@ DROPPED: Final[Mapping[str, str]] = MappingProxyType(
         "engine_use_ray": "vLLM has dropped it",
         "swap_space": "blocks are computed again and not swapped out; vLLM has dropped it, too",
         "cpu_offload_gb": "weights stay where they are",
-        "gpu_memory_utilization": "say kv_cache_memory_bytes or num_gpu_blocks_override",
         "preemption_mode": "preemption is by recompute only; vLLM has dropped it, too",
         "max_seq_len_to_capture": "nothing is captured",
     }
@@ -122,7 +121,6 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         "engine_use_ray": False,
         "swap_space": 4,
         "cpu_offload_gb": 0,
-        "gpu_memory_utilization": 0.9,
         "preemption_mode": None,
         "max_seq_len_to_capture": 8192,
     }

@@ -68,7 +68,7 @@ def load(config: EngineConfig) -> Loaded:
         ModelError: the model cannot be loaded.
     """
     # Late, because torch takes a second to import.
-    from triolet.model.runner import load_configured_runner
+    from triolet.model.runner_loading import load_configured_runner
     from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
     from triolet.nano import PATH
 

@@ -20,6 +20,7 @@ from triolet.config.fields import (
     one_of,
     option,
     seconds,
+    share,
     text,
     texts,
     whole,
@@ -36,7 +37,8 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICE: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
 CONVERSIONS: Final = ("auto", "embed", "classify")
 QUANTIZATIONS: Final = ("none", "int8", "int4")
-RUNNERS: Final = ("thread", "process", "inline")
+RUNNERS: Final = ("auto", "thread", "process", "inline")
+DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.9  # vLLM's
 MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
 POLICIES: Final = tuple(policies.POLICIES)
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -104,8 +106,8 @@ class EngineConfig(Configuration):
     runner: str = option(
         # inline blocks the event loop for the length of a step; tests use it to have a single deterministic thread
         "Where the model runs: in a thread, in a process of its own (after its crash the streams continue), or inline "
-        "in the event loop (for tests).",
-        default="thread",
+        "in the event loop (for tests); auto is a process for a GPU, and a thread for a CPU.",
+        default="auto",  # an error of a GPU's driver leaves a process of no more use
         rule=one_of(RUNNERS),
     )
     tensor_parallel_size: int = option(
@@ -135,6 +137,12 @@ class EngineConfig(Configuration):
         "Size of the KV cache in bytes; by default a share of the free memory.",
         default=None,
         rule=whole(1, optional=True),
+    )
+    gpu_memory_utilization: float = option(
+        "Greatest part of a GPU's memory that weights, steps and KV cache take together; without a size the KV cache "
+        "gets what is left.",
+        default=DEFAULT_GPU_MEMORY_UTILIZATION,
+        rule=share(),
     )
     max_num_seqs: int = option(
         "Most requests computed together in one step.",
@@ -484,6 +492,7 @@ class EngineFields(TypedDict, total=False):
     block_size: int
     num_kv_blocks: int | None
     kv_cache_bytes: int | None
+    gpu_memory_utilization: float
     max_num_seqs: int
     max_num_batched_tokens: int | None
     max_queued_requests: int

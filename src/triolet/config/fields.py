@@ -196,6 +196,17 @@ def factor(*, optional: bool = False) -> FieldRule:
     )
 
 
+def share() -> FieldRule:
+    """Allow a part of a whole, above 0 and at most 1."""
+    return FieldRule(
+        accepts=lambda value: _is_number(value) and 0 < value <= 1,
+        expected="above 0 and at most 1",
+        parse=float,
+        expected_text="a number",
+        metavar="SHARE",
+    )
+
+
 def text(*, optional: bool = False) -> FieldRule:
     """Allow a text that is not empty."""
     return FieldRule(

@@ -13,7 +13,7 @@ from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.registry import open_executor
+from triolet.actors.executors.registry import open_executor, runner_of
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
@@ -86,7 +86,7 @@ async def run_engine(
     def note_hold() -> None:
         nonlocal phase
         former, phase = phase, core.sleep.phase
-        if phase is RunnerPhase.UNLOADED is not former and config.runner == "thread":
+        if phase is RunnerPhase.UNLOADED is not former and runner_of(config) == "thread":
             collect_frozen()
         channels.wake_scheduler()
         progress.runner_held.unpark_all()

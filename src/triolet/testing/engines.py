@@ -74,6 +74,8 @@ class SharedModel:
 
     def __init__(self, config: EngineConfig | str | None = None, /, **fields: Unpack[EngineFields]) -> None:
         chosen = EngineConfig.of(config, **fields)
+        if chosen.runner == "auto":
+            chosen = attrs.evolve(chosen, runner="thread")
         if chosen.runner == "process":
             raise ConfigError(
                 "runner", "'thread' or 'inline' for a model that several engines use", chosen.runner

@@ -58,7 +58,7 @@ class Rank:
         with imports_reported(on_progress):
             from triolet.model.parallel.cuts import Part
             from triolet.model.parallel.group import Group
-            from triolet.model.runner import choose_device, load_configured_runner
+            from triolet.model.runner_loading import choose_device, load_configured_runner
 
             device = choose_device(config.device)
             if device.type == "cuda":

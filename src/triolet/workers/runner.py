@@ -318,13 +318,13 @@ def imports_reported(on_progress: OnProgress) -> Iterator[None]:
 def import_model_code(on_progress: OnProgress) -> None:
     """Import torch, and the modules of the model."""
     with imports_reported(on_progress):
-        importlib.import_module("triolet.model.runner")
+        importlib.import_module("triolet.model.runner_loading")
 
 
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
     """Load a real model; torch is first imported here."""
     with imports_reported(on_progress):
-        from triolet.model.runner import load_configured_runner
+        from triolet.model.runner_loading import load_configured_runner
 
         return load_configured_runner(config, on_progress)
 

@@ -43,7 +43,6 @@ def count(
         block_size=16,
         num_kv_blocks=num_kv_blocks,
         kv_cache_bytes=kv_cache_bytes,
-        device=CPU,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
     )
@@ -79,21 +78,6 @@ def test_the_default_is_cut_to_a_share_of_available_memory(
 def test_there_is_always_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "available_memory_bytes", lambda: 0)
     assert count() == 1
-
-
-def test_on_a_gpu_the_default_is_a_share_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-    blocks = kv_block_count(
-        make_spec(),
-        block_size=16,
-        num_kv_blocks=None,
-        kv_cache_bytes=None,
-        device=torch.device("cuda"),
-        max_model_len=2**30,
-        max_num_seqs=8,
-    )
-    assert blocks == 9 * GIB // (16 * BYTES_PER_TOKEN)
 
 
 def test_every_layer_has_keys_and_values_of_its_own_shape_all_zero() -> None:

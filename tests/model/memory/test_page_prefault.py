@@ -29,7 +29,7 @@ from triolet.model.memory.page_prefault import (
     _advise,
     prefault_pages,
 )
-from triolet.model.runner import load_runner
+from triolet.model.runner_loading import load_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
 

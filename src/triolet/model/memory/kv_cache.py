@@ -19,7 +19,6 @@ from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import ConfigError
 from triolet.model.interface import LayerCache, ModelSpec
 
-CUDA_SHARE = 0.9  # of what is free once the weights are there; the rest is for activations (vLLM's default)
 CPU_SHARE = 0.25  # of available memory: unlike a GPU's, it is shared with every other process of the machine
 LARGE_PAGE_BYTES = 2 * 2**20
 MAX_FIRST_PAGES_BYTES = 32 * 2**20  # of all tensors together: what a single token may take
@@ -35,20 +34,18 @@ def kv_block_count(
     block_size: int,
     num_kv_blocks: int | None,
     kv_cache_bytes: int | None,
-    device: torch.device,
     max_model_len: int,
     max_num_seqs: int,
 ) -> int:
     """Decide the number of KV blocks.
 
-    An explicit number wins, then an explicit size.
+    An explicit number wins, then an explicit size, then a share of the main memory.
 
     Args:
         spec: the loaded model.
         block_size: tokens in a block.
         num_kv_blocks: the operator's number of blocks, if given.
-        kv_cache_bytes: the operator's size, bytes, if given.
-        device: where the tensors will be.
+        kv_cache_bytes: the operator's size, bytes, or what a GPU has left; None for a share of the main memory.
         max_model_len: longest sequence, tokens.
         max_num_seqs: sequences computed together.
     Returns:
@@ -69,7 +66,8 @@ def kv_block_count(
         return kv_cache_bytes // block_bytes
     # by default the most that the sequences could need, limited to a share of the memory that is free now
     needed = max_num_seqs * math.ceil(max_model_len / block_size)
-    return max(1, min(needed, _default_bytes(device) // block_bytes))
+    default = min(int(available_memory_bytes() * CPU_SHARE), CPU_DEFAULT_BYTES)
+    return max(1, min(needed, default // block_bytes))
 
 
 def allocate_kv_cache(
@@ -178,14 +176,6 @@ def _available_of_machine(meminfo: Path) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return kibibytes * 1024
-
-
-def _default_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading left over counts as free
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return min(int(available_memory_bytes() * CPU_SHARE), CPU_DEFAULT_BYTES)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, small_bytes: int = 0) -> Tensor:

@@ -1,0 +1,168 @@
+"""Size of the KV cache on a GPU, with numbers in place of one: share of the engine, less what a largest step takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model.tiny import make_model
+from triolet.core.load_progress import LoadProgress
+from triolet.errors import ConfigError
+from triolet.model import runner_loading
+from triolet.model.interface import ForwardBatch
+from triolet.model.memory.device_memory import GIB, MARGIN_BYTES, DeviceMemory, largest_step
+from triolet.model.runner import ModelRunner
+from triolet.model.runner_loading import load_runner
+
+GPU = torch.device("cuda", 0)
+BLOCK = 2**20
+
+
+class FakeCuda:
+    """Numbers that torch.cuda tells: memory of a card of 80 GiB, bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
+        self.free = self.reserved = self.allocated = self.peak = 0
+        vars(self).update(numbers)
+        for name, answer in {
+            "empty_cache": lambda: None,
+            "synchronize": lambda device: None,
+            "reset_peak_memory_stats": lambda device: None,
+            "mem_get_info": lambda device: (self.free, 80 * GIB),
+            "memory_reserved": lambda device: self.reserved,
+            "memory_allocated": lambda device: self.allocated,
+            "max_memory_allocated": lambda device: self.peak,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+
+
+@pytest.mark.parametrize(
+    ("free", "utilization", "share"), [(79, 0.9, 72), (79, 0.5, 40), (50, 0.9, 50), (50, 1.0, 50)]
+)
+def test_the_engine_takes_its_part_of_all_memory_or_what_was_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, utilization: float, share: int
+) -> None:
+    FakeCuda(monkeypatch, free=free * GIB)
+    assert DeviceMemory.measure(GPU).share(utilization) == share * GIB
+
+
+@pytest.mark.parametrize("others", [0, 3 * GIB])
+def test_the_kv_cache_gets_what_the_largest_step_the_libraries_and_a_margin_leave(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    cuda = FakeCuda(monkeypatch, free=78 * GIB, reserved=others, allocated=others)
+    memory = DeviceMemory.measure(GPU)
+
+    def compute() -> int:
+        cuda.peak = others + 20 * GIB + 4 * GIB  # weights and activations, and a KV cache for the step alone
+        cuda.reserved = others + 18 * GIB
+        cuda.free = 78 * GIB - 18 * GIB - 2 * GIB  # 2 GiB are the libraries'
+        return 4 * GIB
+
+    assert memory.left_for_kv(0.9, compute, BLOCK) == (72 - 20 - 2) * GIB - MARGIN_BYTES
+
+
+def test_a_card_without_room_for_a_block_is_refused_with_what_is_needed_and_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda(monkeypatch, free=10 * GIB)
+    memory = DeviceMemory.measure(GPU)
+
+    def compute() -> int:
+        cuda.peak, cuda.reserved, cuda.free = 9 * GIB + GIB // 2, 9 * GIB, GIB // 2
+        return 0
+
+    rule = r"steps take 10\.12 GiB, a block of KV 0\.001 GiB, and 10\.00 of 80\.00 GiB were free; got 0\.9"
+    with pytest.raises(ConfigError, match=rule) as caught:
+        memory.left_for_kv(0.9, compute, BLOCK)
+    assert caught.value.field == "gpu_memory_utilization"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "max_position", "shape"),
+    [(64, 4, 256, (4, 16)), (64, 100, 256, (64, 1)), (65, 2, 256, (2, 32)), (512, 2, 100, (2, 100))],
+)
+def test_the_largest_step_has_as_many_tokens_and_logits_as_a_scheduler_may_plan(
+    tmp_path: Path, num_tokens: int, num_rows: int, max_position: int, shape: tuple[int, int]
+) -> None:
+    runner, _ = load_runner(model=str(make_model("llama", tmp_path)), device="cpu", num_kv_blocks=1)
+    plan, num_blocks = largest_step(num_tokens, num_rows, 16, max_position)
+    large = ModelRunner(
+        runner.model,
+        num_blocks=num_blocks,
+        block_size=16,
+        max_num_seqs=num_rows,
+        max_model_len=max_position,
+        device=torch.device("cpu"),
+    )
+    result = large.execute(plan)
+    assert len(result.tokens) == shape[0]
+    assert [row.num_tokens for row in plan.rows] == [shape[1]] * shape[0]
+    assert all(token.logprobs is not None for token in result.tokens)
+
+
+class PretendedMemory:
+    """Memory of a GPU in whose place the CPU computes."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def left_for_kv(self, utilization: float, compute_largest_step: Any, block_bytes: int) -> int:
+        self.steps.append(compute_largest_step())
+        return int(40 * block_bytes * utilization)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedMemory:
+    memory = PretendedMemory()
+    monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
+    return memory
+
+
+def test_a_load_computes_the_largest_step_once_and_takes_what_it_leaves(
+    tmp_path: Path, pretended: PretendedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[tuple[int, int]] = []
+    forward = ModelRunner._compute
+
+    def note(self: ModelRunner, step: Any) -> Any:
+        batch: ForwardBatch = step.forward_batch(self._cache, self._soft_prompts)
+        batches.append((len(batch.token_ids), len(batch.logits_indices)))
+        return forward(self, step)
+
+    monkeypatch.setattr(ModelRunner, "_compute", note)
+    folder = str(make_model("llama", tmp_path))
+    _, info = load_runner(
+        model=folder, device="cpu", gpu_memory_utilization=0.5, max_num_batched_tokens=96, max_num_seqs=6
+    )
+    assert info.num_kv_blocks == 20
+    assert batches == [(96, 6)]
+    assert pretended.steps == [6 * 16 * 3 * 2 * 2 * 16 * 4], "six blocks of three layers in float32"
+
+
+@pytest.mark.parametrize("size", [{"num_kv_blocks": 7}, {"kv_cache_bytes": 7 * 16 * 3 * 2 * 2 * 16 * 4}])
+def test_a_size_that_was_given_or_found_by_an_earlier_life_is_not_measured_again(
+    tmp_path: Path, pretended: PretendedMemory, size: dict[str, int]
+) -> None:
+    _, info = load_runner(model=str(make_model("llama", tmp_path)), device="cpu", **size)  # type: ignore[arg-type]
+    assert (info.num_kv_blocks, pretended.steps) == (7, [])
+
+
+def test_weights_that_a_card_has_no_memory_for_are_refused_with_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(monkeypatch, free=10 * GIB)
+    memory = DeviceMemory.measure(GPU)
+    monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
+
+    def load_model(*_: Any, on_progress: Any, **__: Any) -> None:
+        on_progress(LoadProgress("weights", 0, 14 * GIB))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner_loading, "load_model", load_model)
+    rule = r"memory for the weights of 14\.00 GiB; 10\.00 of 80\.00 GiB were free; got 'cuda:0'"
+    with pytest.raises(ConfigError, match=rule):
+        load_runner(model=str(tmp_path), device="cpu")
