@@ -57,6 +57,11 @@ LAYERS = {
     "testing": Layer("attrs trio", "aio blocking bridge engine actors model nano core config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
     "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
+    "client": Layer("attrs trio h11 wsproto", "triolet errors"),
+    # The front of a fleet: it has the listener and the sockets of the server, and no engine.
+    "router": Layer(
+        "attrs trio h11 prometheus_client trio_websocket", "client server protocol core config errors"
+    ),
     "server": Layer("attrs trio msgpack", "triolet engine protocol observability ipc core config errors"),
 }
 

@@ -12,10 +12,10 @@ from trio.testing import MockClock
 
 from tests.e2e.test_serving import serving_whole
 from triolet.cli import main
-from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.load_test.measure import Load, measure, summary
 from triolet.cli.load_test.run import ServeBenchmark, report, target_at
 from triolet.cli.load_test.targets import Route, ServerTarget, Timeline
+from triolet.client.address import ServerAddress, ServerError
 
 
 def test_arrivals_have_the_rate_and_are_the_same_for_every_server() -> None:

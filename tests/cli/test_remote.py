@@ -19,8 +19,8 @@ from triolet.cli.backends import remote
 from triolet.cli.backends.base import ReplyRequest
 from triolet.cli.backends.events import RefusedByServer, ResponseReader, waiting_sentence
 from triolet.cli.backends.remote import RemoteBackend
-from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.reply import Reply
+from triolet.client.address import ServerAddress, ServerError
 from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 

@@ -16,7 +16,6 @@ from triolet.cli.backends.base import ChatBackend, ReplyRequest
 from triolet.cli.backends.events import RefusedByServer
 from triolet.cli.backends.local import LocalBackend
 from triolet.cli.backends.remote import RemoteBackend
-from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, one_line
 from triolet.cli.interrupts import Interrupts
@@ -25,6 +24,7 @@ from triolet.cli.reply import EventLines, Reply, ReplyScreen, Unshown
 from triolet.cli.screen import Screen
 from triolet.cli.slash import ChatState, Next, ThinkMode
 from triolet.cli.terminal import quiet_keyboard
+from triolet.client.address import ServerAddress, ServerError
 from triolet.config.engine import EngineConfig
 from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams

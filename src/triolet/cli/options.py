@@ -19,8 +19,8 @@ import click
 from click.core import ParameterSource
 
 from triolet import nano
-from triolet.cli.client.address import ServerAddress
 from triolet.cli.models.presets import Preset, find_preset, read_presets
+from triolet.client.address import ServerAddress
 from triolet.config.engine import EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name

@@ -16,10 +16,10 @@ import trio
 
 from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.backends.events import GONE, RETRIED, RefusedByServer, ResponseReader
-from triolet.cli.client.address import ServerAddress, ServerError
-from triolet.cli.client.http import get_json
-from triolet.cli.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
 from triolet.cli.reply import Reply
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.http import get_json
+from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams

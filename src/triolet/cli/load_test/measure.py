@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from triolet.cli.bench import percentiles_ms
-from triolet.cli.client.address import ServerError
 from triolet.cli.load_test.targets import Timeline
+from triolet.client.address import ServerError
 
 Ask = Callable[[str, Timeline], Awaitable[None]]
 """Sends a prompt, and notes the arrival of the answer."""

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import triolet
 from triolet.cli.backends.remote import RemoteBackend
-from triolet.cli.client.address import ServerAddress, ServerError
 from triolet.cli.failures import CommandFailure
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.load_test.measure import Load, measure, summary
 from triolet.cli.load_test.targets import Route, ServerTarget, Timeline
 from triolet.cli.screen import Screen
+from triolet.client.address import ServerAddress, ServerError
 
 REPORTED: Final = {
     "time to first token": "ttft_ms",

@@ -11,9 +11,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from triolet.cli.client.address import ServerAddress, ServerError
-from triolet.cli.client.http import request
-from triolet.cli.client.websocket import open_responses_socket
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.http import request
+from triolet.client.websocket import open_responses_socket
 
 ENDINGS: Final = ("response.completed", "response.incomplete", "response.failed")
 DELTAS: Final = ("response.output_text.delta", "response.reasoning_text.delta")

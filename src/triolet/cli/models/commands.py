@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from triolet.cli import options
-from triolet.cli.client.address import ServerAddress
+from triolet.client.address import ServerAddress
 
 WRITTEN_FORMATS = (
     *(f"gguf:{kind}" for kind in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")),

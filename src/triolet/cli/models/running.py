@@ -9,9 +9,9 @@ from typing import Any
 import click
 import trio
 
-from triolet.cli.client.address import ServerAddress, ServerError
-from triolet.cli.client.http import get_json, request
 from triolet.cli.models.hub_cache import size_text
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.http import get_json, request
 
 PATH = "/operator/models"
 

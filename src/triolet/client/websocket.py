@@ -23,8 +23,8 @@ from wsproto.events import (
 )
 from wsproto.utilities import ProtocolError
 
-from triolet.cli.client.address import ServerAddress, ServerError
-from triolet.cli.client.http import RECEIVE_BYTES, connect, reason_of
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.http import RECEIVE_BYTES, connect, reason_of
 
 HANDSHAKE_WITHIN_S: Final = 10.0
 CLOSE_WITHIN_S: Final = 1.0

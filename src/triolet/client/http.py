@@ -12,7 +12,7 @@ import h11
 import trio
 
 import triolet
-from triolet.cli.client.address import ServerAddress, ServerError
+from triolet.client.address import ServerAddress, ServerError
 
 RECEIVE_BYTES: Final = 65_536
 CONNECT_TIMEOUT_S: Final = 10.0

@@ -1,0 +1,145 @@
+"""Continuation of a stream of chunks, those of chat completions and of completions, by another engine.
+
+It is what `continuation` is for the events of responses: texts are compared and left out, ids and times stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from triolet.router.continuation import Diverged
+
+Chunk = dict[str, Any]
+Place = tuple[Any, ...]
+"""Index of a choice, and the names down to a text in it."""
+
+
+@attrs.define(eq=False)
+class SentChunks:
+    """What a client has been sent of one stream of chunks."""
+
+    first: Chunk | None = None  # its id and time are those of the whole stream
+    texts: dict[Place, str] = attrs.field(factory=dict)
+    facts: dict[Place, Any] = attrs.field(factory=dict)  # what is told once, such as role and finish_reason
+    num_logprobs: dict[int, int] = attrs.field(factory=dict)  # by choice
+    has_usage: bool = False
+
+    def note(self, chunk: Chunk) -> None:
+        """Note that a chunk was sent."""
+        self.first = self.first or chunk
+        self.has_usage |= chunk.get("usage") is not None and not chunk.get("choices")
+        for choice in chunk.get("choices", ()):
+            for place, value in _values(choice):
+                if _is_text(place):
+                    self.texts[place] = self.texts.get(place, "") + value
+                else:
+                    self.facts[place] = value
+            index = choice["index"]
+            self.num_logprobs[index] = self.num_logprobs.get(index, 0) + len(_logprobs(choice))
+
+
+@attrs.define(eq=False)
+class ChunkContinuation:
+    """Makes the chunks of another engine those that follow on what was sent."""
+
+    sent: SentChunks
+    _missing: dict[Place, str] = attrs.field(init=False)  # texts that have not come again
+    _num_logprobs: dict[int, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._missing = dict(self.sent.texts)
+        self._num_logprobs = dict(self.sent.num_logprobs)
+
+    def follow(self, chunk: Chunk) -> Chunk | None:
+        """Return what the client is to be sent for a chunk of this engine; None for what it has.
+
+        Raises:
+            Diverged: the chunk differs from what was sent.
+        """
+        choices = [kept for choice in chunk.get("choices", ()) if (kept := self._choice(choice)) is not None]
+        is_usage = chunk.get("usage") is not None and not chunk.get("choices")
+        if not choices and not (is_usage and not self.sent.has_usage):
+            return None
+        first = self.sent.first or chunk
+        return {**chunk, "id": first["id"], "created": first["created"], "choices": choices}
+
+    def _choice(self, choice: Chunk) -> Chunk | None:
+        kept: Chunk = {}
+        has_news = False
+        for place, value in _values(choice):
+            if _is_text(place):
+                rest = self._rest(place, value)
+                has_news |= bool(rest)
+                _put(kept, place, rest)
+            elif place not in self.sent.facts:
+                has_news = True
+                _put(kept, place, value)
+            elif place[-1] == "finish_reason" and self.sent.facts[place] != value:
+                raise Diverged(f"it ends with {value!r} where {self.sent.facts[place]!r} was sent")
+            elif place[-1] == "index":  # of a tool call, which each piece of it names
+                _put(kept, place, value)
+        index, logprobs = choice["index"], _logprobs(choice)
+        num_old = min(len(logprobs), self._num_logprobs.get(index, 0))
+        self._num_logprobs[index] = self._num_logprobs.get(index, 0) - num_old
+        if not has_news and num_old == len(logprobs):
+            return None
+        whole: Chunk = {"index": index, "finish_reason": None, **kept}
+        whole.setdefault(*(("delta", {}) if "delta" in choice else ("text", "")))
+        if "tool_calls" in whole.get("delta", {}):
+            whole["delta"]["tool_calls"] = list(whole["delta"]["tool_calls"].values())
+        if choice.get("logprobs") is not None:
+            whole["logprobs"] = _without(choice["logprobs"], num_old)
+        return whole
+
+    def _rest(self, place: Place, text: str) -> str:
+        missing = self._missing.get(place, "")
+        if not (missing.startswith(text) or text.startswith(missing)):
+            raise Diverged(f"it writes {text[:40]!r} where {missing[:40]!r} was sent")
+        self._missing[place] = missing[len(text) :]
+        return text[len(missing) :]
+
+
+def _values(choice: Chunk) -> list[tuple[Place, Any]]:
+    """Return the texts and facts of a choice with their places."""
+    index = choice["index"]
+    found: list[tuple[Place, Any]] = []
+    if "text" in choice:
+        found.append(((index, "text"), choice["text"]))
+    for name, value in (choice.get("delta") or {}).items():
+        if name == "tool_calls":
+            for call in value or ():
+                at = (index, "delta", name, call["index"])
+                function = call.get("function") or {}
+                found.append(((*at, "index"), call["index"]))
+                found += [((*at, key), call[key]) for key in ("id", "type") if key in call]
+                found += [((*at, "function", key), one) for key, one in function.items()]
+        elif value is not None:
+            found.append(((index, "delta", name), value))
+    found += [
+        ((index, name), choice[name])
+        for name in ("finish_reason", "stop_reason")
+        if choice.get(name) is not None
+    ]
+    return found
+
+
+def _is_text(place: Place) -> bool:
+    return place[-1] in ("text", "content", "reasoning_content", "reasoning", "arguments", "refusal")
+
+
+def _put(choice: Chunk, place: Place, value: Any) -> None:
+    at = choice
+    for name in place[1:-1]:
+        at = at.setdefault(name, {})
+    at[place[-1]] = value
+
+
+def _logprobs(choice: Chunk) -> list[Any]:
+    logprobs = choice.get("logprobs") or {}
+    return logprobs.get("content") or logprobs.get("tokens") or []
+
+
+def _without(logprobs: dict[str, Any], number: int) -> dict[str, Any]:
+    return {name: value[number:] if isinstance(value, list) else value for name, value in logprobs.items()}

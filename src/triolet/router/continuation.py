@@ -1,0 +1,178 @@
+"""Continuation of a stream of events by another engine: pure, events in and events out.
+
+An engine that dies takes its streams with it. The same request gives the same tokens on another engine, since each
+token is a function of the request, its seed and the position. So the other engine computes the answer once more, what
+the client has is left out, and what comes is made to fit: with ids, times and sequence numbers of the first engine.
+
+How an answer is cut into deltas depends on the load, so deltas are compared by their text. All other events must come
+in the same order. A difference ends the stream with an error (`Diverged`), and never continues it with another answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from triolet.errors import TrioletError
+
+Event = dict[str, Any]
+
+TERMINAL_TYPES: Final = ("response.completed", "response.failed", "response.incomplete")
+_DELTA: Final = ".delta"
+_PLACES: Final = ("output_index", "content_index", "summary_index")
+
+
+class Diverged(TrioletError):
+    """Another engine gives another answer to the same request."""
+
+
+@attrs.define
+class _Unit:
+    """One event without text, or adjacent deltas of one text."""
+
+    key: tuple[Any, ...]  # type and places
+    ids: tuple[str, ...] = ()
+    text: str | None = None  # None for an event that is no delta
+    num_logprobs: int = 0
+
+
+@attrs.define(eq=False)
+class SentEvents:
+    """Events of one response that a client has been sent."""
+
+    num_events: int = 0  # with a sequence number
+    response: Mapping[str, Any] | None = None  # as the first events told it
+    _units: list[_Unit] = attrs.field(factory=list)
+
+    def note(self, event: Event) -> None:
+        """Note that an event was sent."""
+        if "sequence_number" not in event:
+            return
+        self.num_events = event["sequence_number"] + 1
+        if self.response is None and "response" in event:
+            self.response = event["response"]
+        key, last = _key(event), self._units[-1] if self._units else None
+        if not event["type"].endswith(_DELTA):
+            self._units.append(_Unit(key, _ids(event)))
+        elif last is not None and last.key == key:
+            assert last.text is not None
+            last.text += event["delta"]
+            last.num_logprobs += len(event.get("logprobs") or ())
+        elif event["delta"] or event.get("logprobs"):
+            self._units.append(_Unit(key, _ids(event), event["delta"], len(event.get("logprobs") or ())))
+
+    @property
+    def units(self) -> tuple[_Unit, ...]:
+        """What was sent, without the cuts between deltas."""
+        return tuple(self._units)
+
+    def failure(self, code: str, message: str) -> Event:
+        """Return the event that ends the response with an error; it must have begun."""
+        assert self.response is not None
+        error = {"code": code, "message": message}
+        return {
+            "type": "response.failed",
+            "sequence_number": self.num_events,
+            "response": {**self.response, "status": "failed", "error": error},
+        }
+
+
+@attrs.define(eq=False)
+class Continuation:
+    """Makes the events of another engine those that follow on what was sent."""
+
+    sent: SentEvents
+    _units: tuple[_Unit, ...] = attrs.field(init=False)
+    _place: int = 0  # of the unit that comes next
+    _num_chars: int = 0  # of its text that came again
+    _num_logprobs: int = 0
+    _ids: dict[str, str] = attrs.field(factory=dict)  # of the first engine, by those of this one
+
+    def __attrs_post_init__(self) -> None:
+        self._units = self.sent.units
+
+    def original_id(self, text: str) -> str:
+        """Return the id that the client knows for one of this engine."""
+        return self._ids.get(text, text)
+
+    def new_id(self, text: str) -> str:
+        """Return the id of this engine for one that the client knows."""
+        return next((new for new, old in self._ids.items() if old == text), text)
+
+    def follow(self, event: Event) -> Event | None:
+        """Return what the client is to be sent for an event of this engine; None for what it has.
+
+        Raises:
+            Diverged: the event differs from the one that was sent.
+        """
+        if "sequence_number" not in event:  # of the vendor: tells of now, and is not repeated
+            return None if self._place < len(self._units) else self._fitted(event)
+        if self._place == len(self._units):
+            return self._numbered(event)
+        unit = self._units[self._place]
+        if _key(event) != unit.key:
+            raise Diverged(f"it sends {event['type']} where {unit.key[0]} was sent")
+        if unit.text is None:
+            self._learn(event, unit)
+            self._next_unit()
+            return None
+        return self._delta(event, unit, unit.text[self._num_chars :])
+
+    def _delta(self, event: Event, unit: _Unit, missing: str) -> Event | None:
+        text, logprobs = event["delta"], event.get("logprobs") or []
+        if not (missing.startswith(text) or text.startswith(missing)):
+            raise Diverged(f"it writes {text[:40]!r} where {missing[:40]!r} was sent")
+        num_old = min(len(logprobs), unit.num_logprobs - self._num_logprobs)
+        self._learn(event, unit)
+        self._num_chars += len(text)
+        self._num_logprobs += num_old
+        if len(text) < len(missing):
+            return None
+        is_last = self._place == len(self._units) - 1
+        self._next_unit()
+        if len(text) == len(missing) and num_old == len(logprobs):
+            return None
+        if not is_last:
+            raise Diverged(f"it writes {text[len(missing) :][:40]!r} where nothing followed")
+        rest = {**event, "delta": text[len(missing) :]}
+        return self._numbered({**rest, "logprobs": logprobs[num_old:]} if "logprobs" in event else rest)
+
+    def _next_unit(self) -> None:
+        self._place += 1
+        self._num_chars = self._num_logprobs = 0
+
+    def _learn(self, event: Event, unit: _Unit) -> None:
+        self._ids.update(zip(_ids(event), unit.ids, strict=False))
+
+    def _numbered(self, event: Event) -> Event:
+        return {**self._fitted(event), "sequence_number": self.sent.num_events}
+
+    def _fitted(self, event: Event) -> Event:
+        fitted: Event = _replaced(event, self._ids)
+        if "response" in fitted and self.sent.response is not None:
+            fitted["response"]["created_at"] = self.sent.response["created_at"]
+        return fitted
+
+
+def _key(event: Event) -> tuple[Any, ...]:
+    return (event["type"], *(event.get(place) for place in _PLACES))
+
+
+def _ids(event: Event) -> tuple[str, ...]:
+    """Return the ids in an event, always in the same order."""
+    item, response = event.get("item") or {}, event.get("response") or {}
+    found = (response.get("id"), item.get("id"), item.get("call_id"), event.get("item_id"))
+    return tuple(one if isinstance(one, str) else "" for one in found)
+
+
+def _replaced(value: Any, ids: Mapping[str, str]) -> Any:
+    match value:
+        case str():
+            return ids.get(value) or value
+        case dict():
+            return {name: _replaced(one, ids) for name, one in value.items()}
+        case list():
+            return [_replaced(one, ids) for one in value]
+    return value

@@ -1,0 +1,223 @@
+"""Engines behind a router: which of them serve, and which one gets a request.
+
+    starting --ready--> up --not ready--> draining --ready--> up
+    any --shuts down--> leaving
+    any --no answer twice, or a broken connection--> down --ready--> up
+
+Each engine is asked for its readiness every second. One that sleeps or restarts gets nothing new, and keeps what it
+has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: their
+scopes are cancelled, and the caller places them anew. An engine that accepts connections and answers nothing is down as
+well, since its `/health` says whether it makes progress.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.http import HttpError, get_json, request
+from triolet.core.dispatch.dispatcher import Dispatcher
+from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
+
+CHECK_INTERVAL_S = 1.0
+CHECK_TIMEOUT_S = 3.0
+MAX_MISSED = 2  # checks without an answer until an engine is down
+
+log = logging.getLogger("triolet.router")
+
+
+class EngineState(enum.Enum):
+    """What a router knows of an engine."""
+
+    STARTING = "starting"
+    UP = "up"
+    DRAINING = "draining"  # takes nothing new
+    LEAVING = "leaving"  # shuts down
+    DOWN = "down"
+
+
+@attrs.define(eq=False)
+class RoutedEngine:
+    """One engine.
+
+    Args:
+        number: of the engine, from 0.
+        address: of its API.
+    """
+
+    number: int
+    address: ServerAddress
+    state: EngineState = EngineState.STARTING
+    models: frozenset[str] = frozenset()  # names, once known
+    num_requests: int = 0  # that it has been given
+    # Scopes of its present requests, with what tells whether each may be moved to another engine.
+    scopes: dict[trio.CancelScope, Callable[[], bool]] = attrs.field(factory=dict)
+    _num_missed: int = 0
+
+    @property
+    def root(self) -> ServerAddress:
+        """Address of the routes beside the API, such as /health."""
+        return attrs.evolve(self.address, base_path=self.address.base_path.removesuffix("/v1"))
+
+
+class Engines:
+    """All engines of a router.
+
+    Args:
+        addresses: of their APIs, at least one; with an API key for the router's own questions, if they want one.
+    """
+
+    def __init__(self, addresses: Sequence[ServerAddress]) -> None:
+        self.all = tuple(RoutedEngine(number, address) for number, address in enumerate(addresses))
+        self.on_move: Callable[[], None] = lambda: None  # called when a request goes on at another engine
+        self._dispatcher = Dispatcher(BLOCK_CHARS // CHARS_PER_TOKEN)
+        self._changed = trio.lowlevel.ParkingLot()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Names of the models of the fleet; empty while no engine has told them."""
+        return next((engine.models for engine in self.all if engine.models), frozenset())
+
+    @property
+    def up(self) -> tuple[RoutedEngine, ...]:
+        """Engines that get new requests."""
+        return tuple(engine for engine in self.all if engine.state is EngineState.UP)
+
+    async def run(self) -> None:
+        """Watch the engines until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for engine in self.all:
+                nursery.start_soon(self._watch, engine)
+
+    async def wait_for_first_checks(self, timeout_s: float) -> None:
+        """Wait until each engine has been checked, or the time is over."""
+        with trio.move_on_after(timeout_s):
+            while any(engine.state is EngineState.STARTING for engine in self.all):
+                await self._changed.park()
+
+    async def wait_for_one(self, timeout_s: float) -> bool:
+        """Wait until an engine is up; False if none is in time."""
+        with trio.move_on_after(timeout_s):
+            while not self.up:
+                await self._changed.park()
+        return bool(self.up)
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    def place(self, request_id: str, text: str, salt: str = "") -> RoutedEngine | None:
+        """Choose the engine of a request; None if none is up.
+
+        Args:
+            request_id: name of the request, new here.
+            text: of its prompt.
+            salt: of the client whose prefixes are not others'.
+        """
+        placement = self._dispatcher.place(
+            request_id, block_hashes(text, salt), num_tokens(text), trio.current_time()
+        )
+        return None if placement is None else self._given(self.all[placement.replica])
+
+    def _given(self, engine: RoutedEngine) -> RoutedEngine:
+        engine.num_requests += 1
+        return engine
+
+    def note_progress(self, request_id: str, num_chars: int) -> None:
+        """Note a part of an answer, the first of which ends the wait for the prompt."""
+        self._dispatcher.first_token(request_id, trio.current_time())
+        self._dispatcher.grow(request_id, max(1, num_chars // CHARS_PER_TOKEN))
+
+    def finish(self, request_id: str) -> None:
+        """Forget a request, however it ended; harmless when repeated."""
+        self._dispatcher.finish(request_id, trio.current_time())
+
+    @contextmanager
+    def using(self, engine: RoutedEngine, may_move: Callable[[], bool]) -> Iterator[trio.CancelScope]:
+        """Yield a scope that is cancelled when the engine is found to be down, or to shut down.
+
+        Args:
+            engine: the scope's.
+            may_move: asked when it shuts down: a request that cannot be moved may finish there.
+        """
+        with trio.CancelScope() as scope:
+            engine.scopes[scope] = may_move
+            try:
+                yield scope
+            finally:
+                del engine.scopes[scope]
+
+    # ------------------------------------------------------------------------------------------ health
+
+    def note_lost(self, engine: RoutedEngine) -> None:
+        """Note that an engine has broken a connection: it gets nothing until it has answered a check."""
+        self._become(engine, EngineState.DOWN)
+
+    def note_not_ready(self, engine: RoutedEngine) -> None:
+        """Note that an engine refuses what is new: it gets nothing until a check finds it ready."""
+        self._become(engine, EngineState.DRAINING)
+
+    async def _watch(self, engine: RoutedEngine) -> None:
+        while True:
+            state = await self._checked(engine)
+            if state is EngineState.DOWN and engine.state is not EngineState.DOWN:
+                engine._num_missed += 1
+                if engine._num_missed < MAX_MISSED:
+                    state = engine.state
+            else:
+                engine._num_missed = 0
+            self._become(engine, state)
+            await trio.sleep(CHECK_INTERVAL_S)
+
+    async def _checked(self, engine: RoutedEngine) -> EngineState:
+        try:
+            with trio.fail_after(CHECK_TIMEOUT_S):
+                if not engine.models:
+                    engine.models = await _models_of(engine)
+                async with request(engine.root, "/health/ready"):
+                    pass
+        except HttpError as error:
+            if error.status != 503:
+                return EngineState.DOWN
+            return EngineState.LEAVING if "shutting down" in str(error) else EngineState.DRAINING
+        except (ServerError, trio.TooSlowError, OSError):
+            return EngineState.DOWN
+        if engine.models and engine.models != self.models:
+            return EngineState.DOWN
+        return EngineState.UP
+
+    def _become(self, engine: RoutedEngine, state: EngineState) -> None:
+        if state is engine.state:
+            return
+        log.info("engine %s: %s, was %s", engine.address, state.value, engine.state.value)
+        engine.state = state
+        known = engine.number in self._dispatcher.replicas
+        if state is EngineState.UP:
+            self._dispatcher.add_replica(engine.number)
+        elif state is EngineState.DOWN:
+            if known:
+                self._dispatcher.remove_replica(engine.number)
+            for scope in tuple(engine.scopes):
+                scope.cancel()
+        elif known:
+            self._dispatcher.drain_replica(engine.number)
+        if state is EngineState.LEAVING and self.up:
+            for scope, may_move in tuple(engine.scopes.items()):
+                if may_move():
+                    scope.cancel()
+        self._changed.unpark_all()
+
+
+async def _models_of(engine: RoutedEngine) -> frozenset[str]:
+    """Return the names of an engine's models; empty where it keeps them from callers without a key."""
+    try:
+        answer = await get_json(engine.address, "/models")
+    except HttpError as error:
+        if error.status in (401, 403):
+            return frozenset()
+        raise
+    return frozenset(model["id"] for model in answer["data"])

@@ -1,0 +1,346 @@
+"""WebSockets of a router's clients: each response is computed by an engine, and moved to another one if that dies.
+
+    socket --messages--> reader --turns--> lanes (one task each) --> engine's WebSocket (one for each turn)
+    engine --events----> turn   --events-> send queue --> writer --> socket
+
+The turns of a lane come one after the other, as in an engine. A message that starts no turn, such as
+`response.cancel`, goes to the engine of the turn that it is about.
+
+A response is moved with its whole request, and with a seed that the router has given it if the client has not. A turn
+that depends on what one engine alone has (`previous_response_id`, `response.resume`, and after `response.steer`) goes
+to that engine, and fails with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+from trio_websocket import ConnectionClosed
+
+from triolet.client.address import ServerAddress, ServerError
+from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
+from triolet.protocol.errors import WireError
+from triolet.protocol.json import encode
+from triolet.router.continuation import TERMINAL_TYPES, Continuation, Diverged, Event, SentEvents
+from triolet.router.engines import Engines, RoutedEngine
+from triolet.server.transport.websocket import SendQueue, ServerSocket
+
+MAX_MOVES: Final = 8  # of one response
+NO_ENGINE_S: Final = 30.0  # that a turn waits for an engine
+MAX_LANES: Final = 64
+MAX_QUEUED: Final = 256  # turns of one client that wait
+MAX_HOMES: Final = 100_000  # responses of which the router knows where they are
+
+log = logging.getLogger("triolet.router")
+
+
+class Moved(Exception):
+    """The engine ends before the response does."""
+
+
+@attrs.frozen
+class Home:
+    """Engine that has a response, and the id that it has there."""
+
+    engine: RoutedEngine
+    response_id: str
+    is_moved: bool = False  # its events have other numbers there
+
+
+@attrs.define(eq=False)
+class Homes:
+    """Engines of the responses that clients may ask for again; the oldest are forgotten."""
+
+    _homes: OrderedDict[str, Home] = attrs.field(factory=OrderedDict)
+
+    def note(self, response_id: str, home: Home) -> None:
+        """Note where a response is."""
+        self._homes[response_id] = home
+        self._homes.move_to_end(response_id)
+        while len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
+
+    def of(self, response_id: object) -> Home | None:
+        """Return where a response is; None if that is not known."""
+        return self._homes.get(response_id) if isinstance(response_id, str) else None
+
+
+@attrs.define(eq=False)
+class RoutedTurn:
+    """One message that an engine answers with a response or an error."""
+
+    text: str  # the message
+    payload: Mapping[str, Any]  # empty if it is no JSON object
+    stream_id: str | None
+    request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher
+    sent: SentEvents = attrs.field(factory=SentEvents)
+    continuation: Continuation | None = None
+    upstream: ClientWebSocket | None = None
+    controls: list[dict[str, Any]] = attrs.field(factory=list)  # messages about it, for the next engine
+    is_bound: bool = False  # to its engine
+    num_responses: int = 1  # that are to end before the turn does: each steering adds one
+
+    @property
+    def response_id(self) -> str | None:
+        """The id that the client knows; None before its first event."""
+        return None if self.sent.response is None else self.sent.response["id"]
+
+
+class RoutedConnection:
+    """One client on a WebSocket, after the handshake.
+
+    Args:
+        socket: its `run` must run in another task.
+        engines: the fleet.
+        homes: of all clients' responses.
+        api_key: of the client, which the engines check; None without one.
+    """
+
+    def __init__(self, socket: ServerSocket, engines: Engines, homes: Homes, api_key: str | None) -> None:
+        self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
+        self._send_queue = SendQueue()
+        self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
+        self._num_queued = 0
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Serve until the connection ends; leaving it aborts all responses."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._write)
+                await self._read()
+        except* ConnectionClosed:
+            pass
+
+    def send(self, text: str) -> None:
+        """Send a message to the client."""
+        self._send_queue.put(text)
+
+    async def _read(self) -> None:
+        while True:
+            raw = await self._socket.get_message()
+            await self._send_queue.wait_for_reply_room()
+            await self._socket.take_turn()
+            self._socket.message_taken()
+            await self._receive(raw if isinstance(raw, str) else raw.decode("utf-8", "replace"))
+
+    async def _write(self) -> None:
+        while texts := await self._send_queue.take():
+            await self._socket.send_texts(texts)
+            self._send_queue.mark_sent(texts)
+
+    async def _receive(self, text: str) -> None:
+        try:
+            payload = json.loads(text)
+        except (ValueError, RecursionError):
+            payload = None
+        if not isinstance(payload, dict):
+            payload = {}
+        is_control = payload.get("type") in ("response.cancel", "response.steer")
+        if is_control and (turn := self._turn_of(payload)) is not None:
+            await self._control(turn, payload)
+            return
+        stream_id = payload.get("stream_id")
+        self._queue(RoutedTurn(text, payload, stream_id if isinstance(stream_id, str) else None))
+
+    def _turn_of(self, payload: Mapping[str, Any]) -> RoutedTurn | None:
+        """Return the present turn that a message is about."""
+        response_id = payload.get("response_id") or payload.get("previous_response_id")
+        for lane, turns in self._lanes.items():
+            if turns and (
+                response_id == turns[0].response_id
+                or (response_id is None and lane == payload.get("stream_id"))
+            ):
+                return turns[0]
+        return None
+
+    async def _control(self, turn: RoutedTurn, payload: dict[str, Any]) -> None:
+        if payload["type"] == "response.steer":
+            turn.is_bound = True
+            turn.num_responses += 1
+        else:
+            turn.controls.append(payload)
+        if turn.upstream is not None:
+            await _send_control(turn, payload)
+
+    def _queue(self, turn: RoutedTurn) -> None:
+        lane = self._lanes.get(turn.stream_id)
+        if self._num_queued >= MAX_QUEUED or (lane is None and len(self._lanes) >= MAX_LANES):
+            message = f"A connection can have {MAX_QUEUED} responses in {MAX_LANES} lanes."
+            self._tell_error(
+                turn, WireError(message, code="rate_limit_exceeded", status=429, type="rate_limit_error")
+            )
+            return
+        self._num_queued += 1
+        if lane is None:
+            assert self._nursery is not None
+            self._lanes[turn.stream_id] = deque([turn])
+            self._nursery.start_soon(self._run_lane, turn.stream_id)
+        else:
+            lane.append(turn)
+
+    async def _run_lane(self, stream_id: str | None) -> None:
+        turns = self._lanes[stream_id]
+        while turns:
+            try:
+                await self._run_turn(turns[0])
+            finally:
+                turns.popleft()
+                self._num_queued -= 1
+        del self._lanes[stream_id]
+
+    # -------------------------------------------------------------------------------------- one turn
+
+    async def _run_turn(self, turn: RoutedTurn) -> None:
+        for attempt in range(MAX_MOVES + 1):
+            home = self._home_of(turn)
+            if home is None and not await self._engines.wait_for_one(NO_ENGINE_S):
+                break
+            if home is not None and home.is_moved and turn.payload.get("type") == "response.resume":
+                message = "The response was moved to another engine, and its events cannot be read again."
+                self._tell_error(turn, WireError(message, code="response_not_found", status=404))
+                return
+            engine = (
+                home.engine
+                if home is not None
+                else self._engines.place(turn.request_id, _text_of(turn), self._api_key or "")
+            )
+            if engine is None:
+                continue
+            if attempt:
+                self._engines.on_move()
+            try:
+                if await self._attempt(turn, engine, home):
+                    return
+            except Diverged as error:
+                log.warning("a response cannot go on at %s: %s", engine.address, error)
+                self._fail(turn, "The answer could not be continued by another engine: it differs.")
+                return
+            except ServerError as error:
+                if not isinstance(error, ConnectionLost):  # it refuses this client
+                    self._tell_error(
+                        turn,
+                        WireError(
+                            str(error), code="invalid_api_key", status=401, type="authentication_error"
+                        ),
+                    )
+                    return
+                self._engines.note_lost(engine)
+            finally:
+                turn.upstream = None
+                self._engines.finish(turn.request_id)
+            if turn.is_bound or home is not None:
+                break
+        self._fail(
+            turn,
+            "The engine of this response is not there any more." if turn.is_bound else "No engine is there.",
+        )
+
+    def _home_of(self, turn: RoutedTurn) -> Home | None:
+        """Return the engine that alone has what the turn needs; None if any will do."""
+        kind = turn.payload.get("type")
+        name = "response_id" if kind == "response.resume" else "previous_response_id"
+        return self._homes.of(turn.payload.get(name))
+
+    async def _attempt(self, turn: RoutedTurn, engine: RoutedEngine, home: Home | None) -> bool:
+        """Have an engine compute the turn; return True when it is over, and False if it must be moved."""
+        with self._engines.using(engine, lambda: not turn.is_bound and home is None):
+            async with open_responses_socket(self._address(engine)) as upstream:
+                await upstream.send(_message(turn, home))
+                turn.continuation = Continuation(turn.sent) if turn.sent.num_events else None
+                turn.upstream = upstream
+                for control in turn.controls:
+                    await _send_control(turn, control)
+                try:
+                    while turn.num_responses:
+                        await self._relay(turn, engine, await upstream.receive())
+                except Moved:
+                    self._engines.note_not_ready(engine)
+        return not turn.num_responses
+
+    def _address(self, engine: RoutedEngine) -> ServerAddress:
+        return attrs.evolve(engine.address, api_key=self._api_key)
+
+    async def _relay(self, turn: RoutedTurn, engine: RoutedEngine, text: str) -> None:
+        event: Event = json.loads(text)
+        if _is_shutting_down(event) and not turn.is_bound and turn.sent.response is None:
+            raise Moved
+        if turn.continuation is not None:
+            followed = turn.continuation.follow(event)
+            if followed is None:
+                return
+            event, text = followed, encode(followed)
+        turn.sent.note(event)
+        kind = event["type"]
+        if kind == "response.created":
+            new_id = event["response"]["id"]
+            self._homes.note(new_id, Home(engine, new_id))
+        elif kind.endswith(".delta"):
+            self._engines.note_progress(turn.request_id, len(event["delta"]))
+        elif kind == "error" or kind in TERMINAL_TYPES:
+            turn.num_responses -= 1
+            if turn.continuation is not None and turn.response_id is not None:
+                new_id = turn.continuation.new_id(turn.response_id)
+                self._homes.note(turn.response_id, Home(engine, new_id, is_moved=True))
+        self._send_queue.put(text)
+        await self._send_queue.wait_for_room()
+
+    def _fail(self, turn: RoutedTurn, message: str) -> None:
+        if turn.sent.response is None:
+            error = WireError(message, code="service_unavailable", status=503, type="server_error")
+            self._tell_error(turn, error)
+            return
+        event = turn.sent.failure("server_error", message)
+        self._send_queue.put(
+            encode(event if turn.stream_id is None else {**event, "stream_id": turn.stream_id})
+        )
+
+    def _tell_error(self, turn: RoutedTurn, error: WireError) -> None:
+        self._send_queue.put(encode(error.event(turn.stream_id)))
+
+
+def _message(turn: RoutedTurn, home: Home | None) -> str:
+    """Return the message for an engine: with the ids that it knows, and a seed."""
+    if not turn.payload:
+        return turn.text
+    payload = dict(turn.payload)
+    if home is not None:
+        name = "response_id" if payload.get("type") == "response.resume" else "previous_response_id"
+        payload[name] = home.response_id
+    elif payload.get("type") == "response.create" and payload.get("seed") is None:
+        # The same for each engine that computes it.
+        payload["seed"] = int.from_bytes(turn.request_id.encode()[:6], "big")
+    return json.dumps(payload)
+
+
+async def _send_control(turn: RoutedTurn, payload: dict[str, Any]) -> None:
+    """Send a message about a turn to its engine, with the id that this one knows."""
+    assert turn.upstream is not None
+    known = dict(payload)
+    if turn.continuation is not None:
+        for name in ("response_id", "previous_response_id"):
+            if name in known:
+                known[name] = turn.continuation.new_id(known[name])
+    try:
+        await turn.upstream.send(json.dumps(known))
+    except ConnectionLost:
+        return  # the task that reads from it moves the turn
+
+
+def _text_of(turn: RoutedTurn) -> str:
+    """Return the text of a prompt, for the choice of an engine."""
+    pieces = [turn.payload.get("instructions"), turn.payload.get("input")]
+    return "".join(one if isinstance(one, str) else json.dumps(one) for one in pieces if one)
+
+
+def _is_shutting_down(event: Event) -> bool:
+    """Return True for an error of an engine that begins nothing new."""
+    return event["type"] == "error" and bool(event["error"].get("code") == "service_unavailable")
