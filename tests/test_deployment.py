@@ -118,3 +118,19 @@ def test_a_workflow_runs_what_there_is(path: Path) -> None:
             assert re.search(rf"(?m)^{command.split()[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"))
         if command.startswith(".ci"):
             assert (ROOT / command).exists()
+
+
+def test_the_routers_of_the_kubernetes_manifest_name_every_engine_and_options_that_there_are() -> None:
+    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
+    engines = next(part for part in parts if part["kind"] == "StatefulSet")
+    routers = next(part for part in parts if part["kind"] == "Deployment")
+    name, service = engines["metadata"]["name"], engines["spec"]["serviceName"]
+    assert service in [part["metadata"]["name"] for part in parts if part["kind"] == "Service"]
+    [engine] = engines["spec"]["template"]["spec"]["containers"]
+    [router] = routers["spec"]["template"]["spec"]["containers"]
+    urls = [argument for argument in router["args"] if argument.startswith("http")]
+    assert urls == [f"http://{name}-{number}.{service}:8000" for number in range(engines["spec"]["replicas"])]
+    for container in (engine, router):
+        command, *arguments = container["args"]
+        known = {flag for option in main.commands[command].params for flag in option.opts}
+        assert {argument for argument in arguments if argument.startswith("--")} <= known

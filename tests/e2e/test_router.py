@@ -104,7 +104,6 @@ async def test_an_engine_that_answers_nothing_loses_its_streams_to_another_one()
 
 def chat(url: str, *, stream: bool, index: int) -> str:
     """Ask for a chat completion with the official client."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": f"Tell me story number {index}."}]
     fields: dict[str, Any] = {
         "model": MODEL,
@@ -113,10 +112,11 @@ def chat(url: str, *, stream: bool, index: int) -> str:
         "temperature": 0.7,
         "seed": index,
     }
-    if not stream:
-        return client.chat.completions.create(**fields).choices[0].message.content or ""
-    chunks = client.chat.completions.create(stream=True, **fields)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        if not stream:
+            return client.chat.completions.create(**fields).choices[0].message.content or ""
+        with client.chat.completions.create(stream=True, **fields) as chunks:
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -170,7 +170,7 @@ async def test_a_cancel_reaches_the_engine_and_bad_requests_cost_nobody_else_any
 
 
 async def test_a_wrong_key_is_refused_as_the_engine_refuses_it() -> None:
-    with open_fleet(1, "--api-key", "secret") as fleet:
+    with open_fleet(1, "--api-keys", "secret") as fleet:
         events = await events_of(fleet.router.url, payload_of(0, 8), api_key="secret")
         assert ended(events[-1])
         with pytest.raises(Exception, match="answers 401"):

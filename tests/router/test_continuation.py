@@ -140,6 +140,9 @@ def test_a_response_that_no_engine_continues_ends_with_the_next_number() -> None
 # -------------------------------------------------------------------------------------------------------- chunks
 
 
+TOOL_CHOICE = "choice 1"
+
+
 def chat_chunks(name: str, draw: random.Random, *, usage: bool) -> list[Event]:
     """Return the chunks of two choices, one with a tool call, as an engine streams them."""
     head = {
@@ -177,7 +180,9 @@ def message_of(chunks: list[Event]) -> Event:
     }
     found["usage"] = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        at = found.setdefault(choice["index"], {"calls": {}, "roles": [], "ends": [], "logprobs": []})
+        at = found.setdefault(
+            f"choice {choice['index']}", {"calls": {}, "roles": [], "ends": [], "logprobs": []}
+        )
         delta = choice["delta"]
         for name in ("content", "reasoning_content"):
             at[name] = at.get(name, "") + (delta.get(name) or "")
@@ -211,7 +216,7 @@ def test_chunks_that_another_engine_goes_on_with_are_one_message(seed: int, usag
     ours, whole = message_of(received), message_of(first)
     # a call that the second engine began has its id
     for one in (ours, whole):
-        for known in one[1]["calls"].values():
+        for known in one[TOOL_CHOICE]["calls"].values():
             known["ids"] = [name[:5] for name in known["ids"]]
     assert ours == whole
 

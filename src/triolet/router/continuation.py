@@ -65,7 +65,7 @@ class SentEvents:
 
     @property
     def units(self) -> tuple[_Unit, ...]:
-        """What was sent, without the cuts between deltas."""
+        """Return what was sent, without the cuts between deltas."""
         return tuple(self._units)
 
     def failure(self, code: str, message: str) -> Event:

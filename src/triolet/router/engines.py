@@ -137,19 +137,21 @@ class Engines:
         self._dispatcher.finish(request_id, trio.current_time())
 
     @contextmanager
-    def using(self, engine: RoutedEngine, may_move: Callable[[], bool]) -> Iterator[trio.CancelScope]:
-        """Yield a scope that is cancelled when the engine is found to be down, or to shut down.
+    def computing(
+        self, engine: RoutedEngine, scope: trio.CancelScope, may_move: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Enclose the use of an engine: the scope is cancelled when it is found to be down, or to shut down.
 
         Args:
-            engine: the scope's.
+            engine: that is used.
+            scope: in which it is used.
             may_move: asked when it shuts down: a request that cannot be moved may finish there.
         """
-        with trio.CancelScope() as scope:
-            engine.scopes[scope] = may_move
-            try:
-                yield scope
-            finally:
-                del engine.scopes[scope]
+        engine.scopes[scope] = may_move
+        try:
+            yield
+        finally:
+            del engine.scopes[scope]
 
     # ------------------------------------------------------------------------------------------ health
 

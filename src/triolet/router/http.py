@@ -189,7 +189,8 @@ class RouterApp:
                 self._engines.on_move()
             try:
                 answer.begin_again()
-                with self._engines.using(engine, lambda: home is None and answer.may_move):
+                scope = trio.CancelScope()
+                with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
                     async with _asked(engine.address, _body(request, home), request) as (head, pieces):
                         if head.status_code != 503 or home is not None or len(self._engines.up) < 2:
                             await self._relay(answer, engine, head, pieces, name)

@@ -252,7 +252,8 @@ class RoutedConnection:
 
     async def _attempt(self, turn: RoutedTurn, engine: RoutedEngine, home: Home | None) -> bool:
         """Have an engine compute the turn; return True when it is over, and False if it must be moved."""
-        with self._engines.using(engine, lambda: not turn.is_bound and home is None):
+        scope = trio.CancelScope()
+        with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
             async with open_responses_socket(self._address(engine)) as upstream:
                 await upstream.send(_message(turn, home))
                 turn.continuation = Continuation(turn.sent) if turn.sent.num_events else None
