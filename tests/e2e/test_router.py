@@ -166,7 +166,8 @@ async def test_a_cancel_reaches_the_engine_and_bad_requests_cost_nobody_else_any
             assert event["response"]["status"] in ("cancelled", "incomplete")
         with pytest.raises(urllib.error.HTTPError) as caught:
             fleet.router.get("/is_sleeping")
-        assert caught.value.code == 404
+        with caught.value:
+            assert caught.value.code == 404
 
 
 async def test_a_wrong_key_is_refused_as_the_engine_refuses_it() -> None:
