@@ -185,6 +185,11 @@ class ResponseBuilder:
         )
 
     @property
+    def num_items(self) -> int:
+        """Number of items so far."""
+        return len(self._items)
+
+    @property
     def item_ids(self) -> tuple[str, ...]:
         """Ids of the items so far, in the order in which they were made."""
         return self._items.ids

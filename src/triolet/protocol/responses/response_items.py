@@ -274,6 +274,9 @@ class ResponseItems:
         """Ids of the items, in the order in which they were made."""
         return tuple(item_id for item in self._items for item_id in item.ids)
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the items of the response object."""
         statuses = [*self._statuses, "in_progress"]

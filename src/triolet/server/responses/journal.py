@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -103,6 +103,11 @@ def delta_record(number: int, delta: JournalDelta) -> bytes:
             delta.completed_at,
         ]
     return _record(number, body)
+
+
+def plain_delta_record(number: int, index: int, text: str, token_ids: Sequence[int]) -> bytes:
+    """Return what `delta_record` makes of a delta that has nothing but text and tokens, in less time."""
+    return _record(number, [DELTA, index, text, token_ids])
 
 
 def forget_record(number: int) -> bytes:

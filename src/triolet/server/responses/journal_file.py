@@ -34,6 +34,7 @@ from triolet.server.responses.journal import (
     compact,
     delta_record,
     forget_record,
+    plain_delta_record,
     replay,
 )
 from triolet.server.responses.service import ResponsesService
@@ -53,6 +54,7 @@ class _Journaled:
     number: int
     num_deltas: int = 0
     num_items: int = 0
+    num_ids: int = 0  # of the items
 
 
 @attrs.define(eq=False)
@@ -172,22 +174,27 @@ class ResponseJournal:
             return
         # Every output is noted before the next one comes.
         [piece], [completion] = pieces, output.outputs
+        index = known.num_deltas
+        known.num_deltas += 1
+        is_plain = known.num_items == answer.num_items and reason is None and completion.logprobs is None
+        if is_plain and index:  # nearly all of them: each token of each stream pays for this
+            self._append(plain_delta_record(known.number, index, piece.text, completion.token_ids))
+            return
         item_ids = answer.item_ids
-        is_telling = known.num_deltas == 0 or reason is not None
+        is_telling = index == 0 or reason is not None
         delta = JournalDelta(
-            index=known.num_deltas,
+            index=index,
             piece=piece,
             token_ids=tuple(completion.token_ids),
             token_logprobs=_token_logprobs(completion),
-            item_ids=item_ids[known.num_items :],
+            item_ids=item_ids[known.num_ids :],
             num_cached_tokens=output.num_cached_tokens,
             num_cache_creation_tokens=output.num_cache_creation_tokens,
             metrics=output.metrics if is_telling else None,
             finish_reason=reason,
             completed_at=completed_at,
         )
-        known.num_deltas += 1
-        known.num_items = len(item_ids)
+        known.num_items, known.num_ids = answer.num_items, len(item_ids)
         self._append(delta_record(known.number, delta))
 
     def forget(self, response_id: str) -> None:
@@ -197,9 +204,10 @@ class ResponseJournal:
             self._append(forget_record(known.number))
 
     def _append(self, record: bytes) -> None:
+        if not self._records:  # else the writer has not read the news
+            self._news.unpark_all()
         self._records.append(record)
         self._num_noted += 1
-        self._news.unpark_all()
 
     async def wait_written(self, mark: int) -> None:
         """Wait until the records up to a mark of `note` are written, or can no longer be."""
