@@ -1,7 +1,7 @@
 """Load the compiled kernels into this process, or warn once and leave the work to torch.
 
 Of the kinds of CPU that they can be compiled for (targets.py) the best that this machine can run is taken: as the
-wheel has brought it, or else compiled now. `TRIOLET_CPU_KERNELS` names another, or none.
+wheel has brought it, or else compiled now. `TRIOLET_CPU_TARGET` names another, or none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triolet.kernels.cpu.targets import NAMES, TARGETS, Target, missing, runnabl
 
 _logger = logging.getLogger(__name__)
 
-SWITCH = "TRIOLET_CPU_KERNELS"
+SWITCH = "TRIOLET_CPU_TARGET"
 """Environment variable: a target's name, or `auto`; `off` (or 0) leaves everything to torch."""
 
 
@@ -40,7 +40,7 @@ def kernels() -> Kernels | None:
     """Return the kernels, compiled at the first call if there is need; None where torch does their work.
 
     Raises:
-        ConfigError: `TRIOLET_CPU_KERNELS` names what there is not, or what this machine cannot run.
+        ConfigError: `TRIOLET_CPU_TARGET` names what there is not, or what this machine cannot run.
     """
     wish = os.environ.get(SWITCH, "") or "auto"
     if wish in ("0", "off"):

@@ -18,7 +18,7 @@ import attrs
 class Target:
     """A kind of CPU."""
 
-    name: str  # what `TRIOLET_CPU_KERNELS` calls it
+    name: str  # what `TRIOLET_CPU_TARGET` calls it
     # Name of the library that is compiled for it; two targets may differ in what they use of one.
     library: str
     flags: tuple[str, ...]  # of g++ and clang++

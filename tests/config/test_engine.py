@@ -236,7 +236,7 @@ def test_variables_that_name_no_field_are_not_ours() -> None:
 
 
 def test_a_variable_that_nothing_reads_is_found_with_the_name_nearest_to_it() -> None:
-    known = {"TRIOLET_SEED": "1", "TRIOLET_PORT": "1", "TRIOLET_DEBUG": "1", "TRIOLET_CPU_KERNELS": "off"}
+    known = {"TRIOLET_SEED": "1", "TRIOLET_PORT": "1", "TRIOLET_DEBUG": "1", "TRIOLET_CPU_TARGET": "off"}
     unknown = {"TRIOLET_MAX_NUM_SEQ": "4", "TRIOLET_XYZZY": "1"}
     environ = {**known, **unknown, "PATH": "/bin", "triolet_seed": "1"}
     assert unknown_variables(environ) == {

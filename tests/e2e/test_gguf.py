@@ -56,7 +56,7 @@ async def test_every_runner_gives_the_tokens_of_transformers(
     runner: str, is_compiled: bool, folder: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_compiled:
-        monkeypatch.setenv("TRIOLET_CPU_KERNELS", "off")
+        monkeypatch.setenv("TRIOLET_CPU_TARGET", "off")
         for module in (library, runner_loading):  # this process has loaded them already
             monkeypatch.setattr(module, "kernels", lambda: None)
     async with triolet.open_engine(config_of(folder), runner=runner) as engine:

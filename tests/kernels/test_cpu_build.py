@@ -139,7 +139,7 @@ def test_without_a_compiler_torch_does_the_work_and_it_is_said_once(
 
 @pytest.mark.parametrize("wish", ["0", "off"])
 def test_the_kernels_can_be_switched_off(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", wish)
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", wish)
     assert kernels.__wrapped__() is None
 
 

@@ -35,7 +35,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builder, "SOURCES", folder)
     monkeypatch.setattr("triolet.kernels.cpu.library.check_layouts", lambda _: None)  # they have no structs
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("TRIOLET_CPU_KERNELS", raising=False)
+    monkeypatch.delenv("TRIOLET_CPU_TARGET", raising=False)
     try:
         Toolchain.find()
     except BuildError as error:
@@ -80,7 +80,7 @@ def test_the_best_target_is_compiled_once_and_then_found(
 @on_x86
 @pytest.mark.parametrize("target", X86_TARGETS, ids=lambda target: target.name)
 def test_a_target_can_be_named(target: Target, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", target.name)
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", target.name)
     if missing(target):
         with pytest.raises(ConfigError, match=f"which has no .*; got '{target.name}'"):
             kernels.__wrapped__()
@@ -94,26 +94,26 @@ def test_a_target_that_this_machine_can_not_run_is_refused_and_says_what_it_lack
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_cpu(monkeypatch, named("avx512_bf16").features - {"avx512vl"})
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "amx")
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", "amx")
     with pytest.raises(
         ConfigError,
-        match="TRIOLET_CPU_KERNELS must be what this CPU can run, which has no amx_bf16, amx_int8, amx_tile, avx512vl",
+        match="TRIOLET_CPU_TARGET must be what this CPU can run, which has no amx_bf16, amx_int8, amx_tile, avx512vl",
     ):
         kernels.__wrapped__()
-    monkeypatch.delenv("TRIOLET_CPU_KERNELS")
+    monkeypatch.delenv("TRIOLET_CPU_TARGET")
     assert chosen().target.name == "avx2"
 
 
 def test_a_target_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "mmx")
-    with pytest.raises(ConfigError, match=r"TRIOLET_CPU_KERNELS must be one of auto, off, .*; got 'mmx'"):
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", "mmx")
+    with pytest.raises(ConfigError, match=r"TRIOLET_CPU_TARGET must be one of auto, off, .*; got 'mmx'"):
         kernels.__wrapped__()
 
 
 def test_a_target_that_is_named_and_can_not_be_compiled_is_an_error(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", TARGETS[-1].name)
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", TARGETS[-1].name)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"can be used here \(there is no C"):
@@ -128,7 +128,7 @@ def test_a_system_that_does_not_lend_tiles_gets_the_same_library_without_them(
     pretend_cpu(monkeypatch, named("avx512_bf16").features | named("amx").features)
     found = chosen()
     assert (found.target.name, found.cpp.uses_tiles()) == ("avx512_bf16", 0)
-    monkeypatch.setenv("TRIOLET_CPU_KERNELS", "amx")
+    monkeypatch.setenv("TRIOLET_CPU_TARGET", "amx")
     with pytest.raises(ConfigError, match="does not let this process use AMX"):
         kernels.__wrapped__()
 

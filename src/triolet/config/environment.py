@@ -14,7 +14,7 @@ from triolet.config.server import GatewayConfig
 # read elsewhere: by the command line, by the CPU kernels and their build, and by runner processes
 OTHER_VARIABLES: Final = frozenset(
     ENVIRONMENT_PREFIX + name
-    for name in ("DEBUG", "CPU_KERNELS", "PURE_WHEEL", "LIFELINE", "URL", "API_KEY", "CONFIG")
+    for name in ("DEBUG", "CPU_TARGET", "PURE_WHEEL", "LIFELINE", "URL", "API_KEY", "CONFIG")
 )
 
 
