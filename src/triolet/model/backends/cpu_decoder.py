@@ -3,9 +3,8 @@
 Loading makes a plan: every weight packed in the order in which the step reads it, and a struct per layer that says
 where. A step is then the addresses of its input tensors and one call, without the interpreter lock; what torch would
 spend on starting a dozen operations per layer is gone, and so is every copy between them. What the C++ step does not
-know (experts, layer norms, Gemma's norms and scales) stays with `triolet.model.backends.torch_decoder`, which is
-also the truth that
-this one is tested against.
+know (experts, sinks) stays with `triolet.model.backends.torch_decoder`, which is also the truth that this one is tested
+against.
 
 Each weight is read, packed and let go before the next is read: loading needs little more memory than running. A tied
 head serves as the embedding too, packed as it is.
