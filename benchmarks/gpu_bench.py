@@ -184,7 +184,7 @@ class Loaded:
 
     def _folder(self, name: str) -> str:
         """Write config.json, and let runners be made with the random weights, loaded once."""
-        from triolet.model import load, runner
+        from triolet.model import load, runner_loading
 
         _config(self._fields).save_pretrained(name)
         if self._model is None:
@@ -193,7 +193,7 @@ class Loaded:
             files, load.Checkpoint = load.Checkpoint, SimpleNamespace(open=lambda _: checkpoint)  # type: ignore[misc,assignment]
             self._model = load.load_model(name, dtype="bfloat16", device=self._place.device)
             load.Checkpoint = files  # type: ignore[misc]
-        runner.load_model = lambda *_, **__: self._model  # type: ignore[attr-defined]
+        runner_loading.load_model = lambda *_, **__: self._model  # type: ignore[assignment]
         return name
 
     @property
