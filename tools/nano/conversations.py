@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from random import Random
 
-import skills_fact as facts
-import skills_number as number
-import skills_story as stories
-import skills_talk as talk
-import skills_text as text
 import words as w
+from chats import form, think, tool
 from exchange import Chat, Exchange, Skill
 from phrasing import capital, phrase
+from skills import fact as facts
+from skills import number, talk, text
+from skills import story as stories
 from tokens import Message
 
 MIXTURE: dict[Skill, float] = {
@@ -193,8 +192,28 @@ def plain_text(rng: Random) -> list[Message]:
     return [Message(role="text", content=content)]
 
 
+NEW_SHARE = 0.6
+"""Share of chats with forms, tools and thinking."""
+
+
+def new_chats(seed: int) -> Iterator[list[Message]]:
+    """Yield endless chats with forms, tools and thinking."""
+    rng = Random(seed)
+    while True:
+        yield _with_new(rng)
+
+
+def _with_new(rng: Random) -> list[Message]:
+    chats = rng.choices((form.CHATS, tool.CHATS, think.CHATS), (0.42, 0.34, 0.24))[0]
+    return rng.choices(list(chats), list(chats.values()))[0](rng)
+
+
 def conversations(seed: int) -> Iterator[list[Message]]:
     """Yield endless conversations that depend on `seed` alone."""
     rng = Random(seed)
     while True:
-        yield plain_text(rng) if rng.random() < 0.04 else conversation(rng)
+        roll = rng.random()
+        if roll < NEW_SHARE:
+            yield _with_new(rng)
+        else:
+            yield plain_text(rng) if rng.random() < 0.04 else conversation(rng)

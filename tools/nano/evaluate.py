@@ -14,13 +14,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import skills_fact as facts
-import skills_number as number
-import skills_story as stories
-import skills_talk as talk
-import skills_text as text
 import torch
 from exchange import Chat, Skill
+from skills import fact as facts
+from skills import number, talk, text
+from skills import story as stories
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FOLDER = Path(__file__).parents[2] / "src" / "triolet" / "nano"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from model import NanoConfig
 from safetensors.torch import save_file
-from tokens import CHAT_TEMPLATE, END, PAD, SPECIAL
+from tokens import CHAT_TEMPLATE, END, PAD, SPECIAL, TOOL
 
 FOLDER = Path(__file__).parents[2] / "src" / "triolet" / "nano"
 
@@ -66,7 +66,7 @@ def tokenizer_config(config: NanoConfig) -> dict[str, object]:
         "bos_token": None,
         "eos_token": END,
         "pad_token": PAD,
-        "additional_special_tokens": [token for token in SPECIAL if token not in (END, PAD)],
+        "additional_special_tokens": [token for token in [*SPECIAL, TOOL] if token not in (END, PAD)],
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 class NanoConfig:
     """Sizes of the model, under the names that transformers' `LlamaConfig` gives them."""
 
-    vocab_size: int = 2048
+    vocab_size: int = 2560
     hidden_size: int = 256
-    intermediate_size: int = 640
-    num_hidden_layers: int = 6
+    intermediate_size: int = 1024
+    num_hidden_layers: int = 10
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     max_position_embeddings: int = 2048

@@ -12,6 +12,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class Schedule:
     Attributes:
         steps: optimizer steps.
         micro_batches: micro-batches of about `micro_tokens` tokens in one step.
-        muon_lr: peak learning rate of the weight matrices, `adam_lr` of the embedding and the norms.
+        muon_lr: peak learning rate of the weight matrices, `matrix_adam_lr` of those without Muon, `adam_lr` of the
+            embedding and the norms.
         warmup: steps of linear warm-up; `decay` the last share of all steps, in which the rate falls to zero.
         user_weight: weight in the loss of what the user says.
     """
@@ -43,8 +45,9 @@ class Schedule:
     steps: int
     micro_batches: int = 4
     micro_tokens: int = 2048
-    muon_lr: float = 0.02
-    adam_lr: float = 0.003
+    muon_lr: float = 0.01
+    matrix_adam_lr: float = 0.0012
+    adam_lr: float = 0.0012
     warmup: int = 60
     decay: float = 0.6
     user_weight: float = 0.1
@@ -80,13 +83,21 @@ def padded(rows: list[tuple[list[int], list[float]]], length: int) -> tuple[Tens
     return tokens, weights
 
 
-def make_optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Make Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+def make_optimizers(
+    model: nn.Module, schedule: Schedule, device: torch.device
+) -> list[torch.optim.Optimizer]:
+    """Make AdamW for the embedding and the norms, and Muon for the matrices inside the layers.
+
+    Muon multiplies in bfloat16. Where that is emulated, it would take longer than all the rest, and AdamW has the matrices, too.
+    """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    adam = {"betas": (0.9, 0.98), "weight_decay": 0.0}
     return [
-        torch.optim.Muon(matrices, lr=schedule.muon_lr, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=schedule.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=schedule.muon_lr, momentum=0.95, weight_decay=0.01)
+        if has_bfloat16(device)
+        else torch.optim.AdamW(matrices, lr=schedule.matrix_adam_lr, **adam),
+        torch.optim.AdamW(others, lr=schedule.adam_lr, **adam),
     ]
 
 
@@ -104,13 +115,19 @@ def save(
     path.with_suffix(".new").replace(path)
 
 
+@cache
+def has_bfloat16(device: torch.device) -> bool:
+    """Return True if products of bfloat16 are faster than float32's: on GPUs, and on CPUs with instructions for them."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+
+
 def summed_gradients(model: NanoLlama, group: list[tuple[Tensor, Tensor]]) -> float:
     """Leave the mean gradient over all processes' tokens in `model`, and return the mean loss in nats per token."""
     device = next(model.parameters()).device
     total, loss_sum = torch.zeros((), device=device), torch.zeros((), device=device)
     for tokens, weights in group:
         tokens, weights = tokens.to(device), weights.to(device)
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16(device)):
             loss = model.loss(tokens, weights)
         loss.backward()
         total += weights[:, 1:].sum()
@@ -138,8 +155,9 @@ def load(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) 
     """Restore a checkpoint; return its step and the seconds trained so far."""
     state = torch.load(path, map_location=next(model.parameters()).device)
     model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
+    if state["step"]:  # a checkpoint that `grow.py` has made begins without
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
     return state["step"], state["seconds"]
 
 
@@ -149,13 +167,15 @@ def train(work: Path, schedule: Schedule, seed: int, resume: bool) -> None:
     if world > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(seed)
-    model = NanoLlama(NanoConfig()).to("cuda" if torch.cuda.is_available() else "cpu")
-    optimizers = make_optimizers(model, schedule)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = NanoLlama(NanoConfig()).to(device)
+    optimizers = make_optimizers(model, schedule, device)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     step, earlier = load(work / "checkpoint.pt", model, optimizers) if resume else (0, 0.0)
     torch._dynamo.config.cache_size_limit = 64
-    for layer in model.model.layers:
-        layer.compile(dynamic=False)
+    if has_bfloat16(device):  # in float32, eager layers are as fast, and there is nothing to wait for
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
     if world > 1 and rank > 0:
         dist.barrier()  # the first process trains the tokenizer, the others read it
     tokenizer = load_tokenizer(work, seed)

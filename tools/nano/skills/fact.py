@@ -6,7 +6,7 @@ from random import Random
 import words as w
 from exchange import Chat, Exchange
 from phrasing import a, capital, listed, phrase
-from skills_text import made_up_word
+from skills.text import made_up_word
 
 
 def name_list(rng: Random, chat: Chat) -> Exchange:

@@ -6,6 +6,7 @@ import attrs
 import words as w
 from exchange import Chat, Exchange
 from phrasing import a, capital, phrase
+from skills.text import made_up_word
 
 
 @attrs.frozen(kw_only=True)
@@ -187,8 +188,6 @@ def story(rng: Random, chat: Chat) -> Exchange:
 
 def named_story(rng: Random, chat: Chat) -> Exchange:
     """Write a short story about a person of whom only the name is given."""
-    from skills_text import made_up_word
-
     name = rng.choice(w.NAMES) if rng.random() < 0.7 else capital(made_up_word(rng))
     subject = rng.choice([*w.ANIMALS, *_PEOPLE])
     ask = phrase(
