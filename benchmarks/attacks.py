@@ -9,7 +9,11 @@ A second process, with another key, asks `/health` every 10 ms and reads the sam
 must be the one of a quiet server. One JSON line per attack: what the attacker got (statuses, close codes), percentiles
 and maximum of the latency of `/health` and of the whole chat in milliseconds, whether every stream was exact, the texts
 that differ, and the server's memory. `load_before` is what other programs put on the machine: the load average of the
-minute before.
+minute before. `loop` is how long task steps held the server's event loop meanwhile: `longest_ms` by the wall clock,
+`longest_work_ms` in processor time, which leaves out what a step waits for the core or for Python's lock, the tasks of
+these steps, and how many were over 10 ms. On a quiet machine none should be.
+
+The server keeps no standby process: one that starts amid an attack would be taken for memory that the attack costs.
 
 `--together` runs all attacks at the same time on one server, each in a thread of the attacking process. One JSON line:
 the same values, what each attack got, and the memory of the server and of its child processes (proportional set size,
@@ -43,7 +47,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -516,18 +520,66 @@ def watch(port: int) -> dict[str, Any]:
     }
 
 
+@attrs.define
+class Serving:
+    """Server that runs in a process.
+
+    Args:
+        process: of the server.
+        port: on loopback.
+    """
+
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def process_id(self) -> int:
+        """Return the id of the server's process."""
+        return self.process.pid
+
+    def take_loop(self) -> dict[str, Any]:
+        """Return how long task steps have held the loop since the last call."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+
 @contextmanager
-def serving(*flags: str, kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[tuple[int, int]]:
-    """Run a server; yield its port and process id."""
-    command = [sys.executable, "-m", "triolet", "serve", "--port", "0", "--api-keys", f"{ATTACKER},{WITNESS}"]
+def serving(*flags: str, kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[Serving]:
+    """Run a server whose loop is measured."""
+    command = [sys.executable, __file__, "--serve", "--port", "0", "--api-keys", f"{ATTACKER},{WITNESS}"]
     # A small cache is soon touched from end to end; its first use is no growth that an attack has caused.
-    command += ["--kv-cache-bytes", str(kv_cache_bytes), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command += ["--kv-cache-bytes", str(kv_cache_bytes), "--no-keep-standby", *flags]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         try:
-            yield int(process.stdout.readline().strip().rpartition(":")[2]), process.pid
+            yield Serving(process, int(process.stdout.readline().strip().rpartition(":")[2]))
         finally:
             process.kill()
+
+
+def serve(arguments: list[str]) -> None:
+    """Run `triolet serve` with an instrument that is asked, by a line on stdin, what it has measured."""
+    # Other roles do not need them.
+    from task_steps import TaskSteps
+
+    import triolet.cli
+    import triolet.engine.engine
+
+    steps = TaskSteps()
+
+    def answer() -> None:
+        for _ in sys.stdin:
+            print(json.dumps(steps.take()), flush=True)
+
+    module: Any = triolet.engine.engine
+    module.LoopMonitor = lambda: steps
+    threading.Thread(target=answer, daemon=True).start()
+    triolet.cli.main(["serve", *arguments], prog_name="triolet")
 
 
 @contextmanager
@@ -541,6 +593,13 @@ def helper(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def attacking(
+    port: int, seconds: float, nice: int, *names: str
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run attacks, so much below this program in priority."""
+    return helper("--nice", str(nice), "--attack", str(port), str(seconds), *names)
 
 
 def finish(process: subprocess.Popen[str]) -> Any:
@@ -571,36 +630,48 @@ def memory_mib(root: int) -> dict[str, float]:
     return {name: round(count / 1024, 1) for name, count in kilobytes.items()}
 
 
-def measure(name: str, seconds: float) -> dict[str, Any]:
+def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
     """Run one attack against a server of its own."""
-    with serving() as (port, process_id), helper("--attack", str(port), str(seconds), name) as attacker:
-        with helper("--watch", str(port)) as witness:
-            memory = memory_mib(process_id)["all"]
+    with serving() as server, attacking(server.port, seconds, nice, name) as attacker:
+        with helper("--watch", str(server.port)) as witness:
+            memory = memory_mib(server.process_id)["all"]
+            server.take_loop()
             attacker_seen = finish(attacker)
+            loop = server.take_loop()
             result = finish(witness)
-        grown = round(memory_mib(process_id)["all"] - memory, 1)
-    return {"attack": name, **result, "attacker": attacker_seen[name], "memory_growth_mib": grown}
+        grown = round(memory_mib(server.process_id)["all"] - memory, 1)
+    return {
+        "attack": name,
+        **result,
+        "loop": loop,
+        "attacker": attacker_seen[name],
+        "memory_growth_mib": grown,
+    }
 
 
-def measure_together(names: Sequence[str], seconds: float, settle_s: float) -> dict[str, Any]:
+def measure_together(names: Sequence[str], seconds: float, settle_s: float, nice: int) -> dict[str, Any]:
     """Run attacks at the same time against one server."""
-    with serving() as (port, process_id), helper("--attack", str(port), str(seconds), *names) as attacker:
-        with helper("--watch", str(port)) as witness:
+    with serving() as server, attacking(server.port, seconds, nice, *names) as attacker:
+        with helper("--watch", str(server.port)) as witness:
             # The first grammar starts the process that all others are copies of, which stays.
             form = {"structured_outputs": {"regex": "a"}}
-            Client(port, WITNESS).request("POST", "/v1/responses", {**HELLO, **form}, timeout_s=60.0)
-            memory = {"before": memory_mib(process_id)}
+            Client(server.port, WITNESS).request("POST", "/v1/responses", {**HELLO, **form}, timeout_s=60.0)
+            memory = {"before": memory_mib(server.process_id)}
+            server.take_loop()
             attackers_seen = finish(attacker)
-            memory["at_the_end"] = memory_mib(process_id)
+            loop = server.take_loop()
+            memory["at_the_end"] = memory_mib(server.process_id)
             result = finish(witness)
         time.sleep(settle_s)
-        memory["after"] = memory_mib(process_id)
+        memory["after"] = memory_mib(server.process_id)
     return {
         "mode": "together",
         "seconds": seconds,
+        "attackers_nice": nice,
         "settle_s": settle_s,
         "num_attacks": len(names),
         **result,
+        "loop": loop,
         "memory_mib": memory,
         "memory_ratio": round(memory["after"]["all"] / memory["before"]["all"], 3),
         "attackers": attackers_seen,
@@ -697,7 +768,8 @@ def readers(port: int) -> list[float]:
 def beside(kind: str) -> dict[str, Any]:
     """Measure readers beside other clients of a kind, `stalled` or `reading`."""
     flags = ["--grace-period", str(GRACE_S), "--write-timeout", "120", "--max-num-seqs", "64"]
-    with serving(*flags, kv_cache_bytes=4 * KV_CACHE_BYTES) as (port, process_id), ExitStack() as stack:
+    with serving(*flags, kv_cache_bytes=4 * KV_CACHE_BYTES) as server, ExitStack() as stack:
+        port, process_id = server.port, server.process_id
         with helper("--readers", str(port)) as warm:
             finish(warm)
         before = memory_mib(process_id)["all"]
@@ -740,6 +812,9 @@ def measure_stalled(num_rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the attacks that are asked for."""
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -754,6 +829,12 @@ def main() -> None:
     )
     parser.add_argument("--stalled", action="store_true", help="measure readers beside stalled clients")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of --stalled")
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=0,
+        help="niceness of the attackers: they stand for other machines, with no claim to the processors of this one",
+    )
     parser.add_argument("--output", type=Path, help="file for the JSON lines")
     parser.add_argument("--attack", nargs="+", help=argparse.SUPPRESS)
     for role in ("--watch", "--readers", "--stalled-clients", "--reading-clients"):
@@ -761,6 +842,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.attack:
         port, seconds, *names = options.attack
+        os.nice(options.nice)
         print(json.dumps(attack(int(port), names, float(seconds))))
     elif options.watch:
         print(json.dumps(watch(options.watch)))
@@ -775,10 +857,13 @@ def main() -> None:
         if options.list:
             print("\n".join(names))
         elif options.together is not None:
-            report(lambda: measure_together(names, options.together, options.settle), options.output)
+            report(
+                lambda: measure_together(names, options.together, options.settle, options.nice),
+                options.output,
+            )
         else:
             for name in names:
-                report(lambda name=name: measure(name, options.seconds), options.output)
+                report(lambda name=name: measure(name, options.seconds, options.nice), options.output)
 
 
 def report(measured: Callable[[], dict[str, Any]], output: Path | None) -> None:

@@ -4,7 +4,8 @@
 
 The model returns tokens at once, as in `overhead.py`. Three engines of it take turns, round by round: read by Trio
 tasks in the engine's own loop (`native`), by asyncio tasks through `triolet.aio`, and by one thread per request through
-`triolet.blocking`. A line gives microseconds per token, as wall clock, and the difference to the native engine's.
+`triolet.blocking`. A line gives microseconds per token, as wall clock and as processor time
+of all threads, and the differences to the native engine's.
 """
 
 from __future__ import annotations
@@ -120,31 +121,40 @@ def open_sides(max_num_seqs: int) -> Iterator[dict[str, Measure]]:
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one line per batch size and side; all take turns."""
-    taken: dict[tuple[int, str], list[float]] = {}
+    taken: dict[tuple[int, str], list[tuple[float, float]]] = {}  # wall clock and processor time
     with open_sides(max(arguments.batch)) as sides:
         for number in range(arguments.rounds + 1):
             for batch in arguments.batch:
                 for name, run in sides.items():
-                    spent_us = run(batch, arguments.tokens)
+                    begun_s = time.process_time()
+                    wall_us = run(batch, arguments.tokens)
+                    cpu_us = 1e6 * (time.process_time() - begun_s) / (batch * arguments.tokens)
                     if number > 0:  # the first round warms up
-                        taken.setdefault((batch, name), []).append(spent_us)
+                        taken.setdefault((batch, name), []).append((wall_us, cpu_us))
     return [
         {
             "bench": "bridge",
             "side": name,
             "batch": batch,
-            "wall_us": median(spent),
-            "wall_us_min": min(spent),
-            "wall_us_max": max(spent),
-            "more_us": median(
-                [own - native for own, native in zip(spent, taken[batch, "native"], strict=True)]
-            ),
+            "wall_us": median([wall for wall, _ in spent]),
+            "wall_us_min": min(spent)[0],
+            "wall_us_max": max(spent)[0],
+            "more_us": more_than_native(spent, taken[batch, "native"], 0),
+            "cpu_us": median([cpu for _, cpu in spent]),
+            "more_cpu_us": more_than_native(spent, taken[batch, "native"], 1),
             "bound_us": BOUND_US,
             "rounds": len(spent),
             **machine(),
         }
         for (batch, name), spent in taken.items()
     ]
+
+
+def more_than_native(
+    spent: list[tuple[float, float]], native: list[tuple[float, float]], which: int
+) -> float:
+    """Return the median over the rounds of what a token took beyond the native engine's."""
+    return median([own[which] - other[which] for own, other in zip(spent, native, strict=True)])
 
 
 def main() -> None:
@@ -157,7 +167,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
-    columns = ("side", "batch", "wall_us", "wall_us_min", "wall_us_max", "more_us", "bound_us")
+    columns = (
+        "side",
+        "batch",
+        "wall_us",
+        "wall_us_min",
+        "wall_us_max",
+        "more_us",
+        "cpu_us",
+        "more_cpu_us",
+        "bound_us",
+    )
     report(measure(arguments), columns, arguments.output)
 
 

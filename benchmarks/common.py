@@ -20,6 +20,7 @@ import torch
 import transformers
 
 import triolet
+from triolet.kernels.cpu.library import kernels
 
 # The models of the project's CPU figures; weights are random, so nothing is downloaded and every answer has full
 # length.
@@ -127,6 +128,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "cpu_target": _cpu_target(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -134,6 +136,11 @@ def machine() -> dict[str, Any]:
         "triolet": triolet.__version__,
         "commit": _commit(),
     }
+
+
+def _cpu_target() -> str:
+    """Return the kind of CPU whose kernels run: see `TRIOLET_CPU_TARGET`."""
+    return "torch" if (loaded := kernels()) is None else loaded.target.name
 
 
 def _cpu_name() -> str:

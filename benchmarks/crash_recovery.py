@@ -30,7 +30,6 @@ import random
 import signal
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,9 +39,10 @@ import attrs
 import torch
 import trio
 from common import machine, make_model, percentiles
+from crowd import Crowd
 
 import triolet
-from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
+from triolet import EngineConfig
 from triolet.actors import supervision_tree
 from triolet.actors.executors.group import GroupExecutor
 from triolet.actors.executors.process import ProcessExecutor
@@ -152,57 +152,33 @@ class PatientSupervisor(Supervisor):
 
 
 @attrs.define
-class Crowd:
-    """Streams of one engine that are read at the same time.
+class Kills:
+    """Kills of the processes of a model, one after the other.
 
     Args:
-        kills: those there were; a stream is asked for again until there have been `num_kills`.
+        executor: of the processes; knows the kills, too.
+        kills: those there were.
     """
 
-    engine: Engine
-    executor: Watched | None
+    executor: Watched
     num_streams: int
-    num_tokens: int
-    num_kills: int = 0
-    seed: int = 0
-    apart_s: float = APART_S
-    kills: list[Kill] = attrs.field(factory=list)
-    answers: dict[int, list[list[int]]] = attrs.field(factory=lambda: defaultdict(list))
+    num_kills: int
+    seed: int
+    apart_s: float
+    kills: list[Kill]
 
-    async def read_all(self) -> None:
-        """Read every stream, and kill as often as requested."""
-        async with trio.open_nursery() as nursery:
-            for index in range(self.num_streams):
-                nursery.start_soon(self._read, index)
-            await self._kill_all()
+    def note_token(self, index: int, request_id: str) -> None:
+        """Note that a stream has gone on since the last kill."""
+        if self.kills:
+            self.kills[-1].note_token(index, trio.current_time())
 
-    async def _read(self, index: int) -> None:
-        while not self.answers[index] or len(self.kills) < self.num_kills:
-            self.answers[index].append(await self._answer(index))
-
-    async def _answer(self, index: int) -> list[int]:
-        params = SamplingParams(
-            temperature=0.9 if index % 2 else 0.0,
-            seed=index,
-            max_tokens=self.num_tokens,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        token_ids: list[int] = []
-        async with self.engine.generate([index + 1] * (index % 40 + 1), params) as stream:
-            async for output in stream:
-                token_ids += output.outputs[0].token_ids
-                if self.kills:
-                    self.kills[-1].note_token(index, trio.current_time())
-        return token_ids
-
-    async def _kill_all(self) -> None:
+    async def kill_all(self) -> None:
+        """Kill as often as requested."""
         draw = random.Random(self.seed)
         for number in range(self.num_kills):
             last_s = self.kills[-1].killed_s if number else trio.current_time() - self.apart_s
             await trio.sleep_until(last_s + self.apart_s + draw.random())
             await trio.sleep(draw.random())  # also when the last restart took longer than that
-            assert self.executor is not None
             process_id = draw.choice(self.executor.process_ids)
             kill = Kill(trio.current_time(), set(range(self.num_streams)))
             self.kills.append(kill)
@@ -213,25 +189,17 @@ class Crowd:
 async def measure(config: EngineConfig, options: argparse.Namespace, write: Write) -> bool:
     """Measure both runs; return True if every answer was right."""
     async with triolet.open_engine(config, runner="inline", tensor_parallel_size=1) as engine:
-        peace = Crowd(engine, None, options.streams, options.tokens)
+        peace = Crowd(engine, options.streams, options.tokens)
         await peace.read_all()
     kills: list[Kill] = []
     executor = (WatchedProcess if config.tensor_parallel_size == 1 else WatchedGroup)(config, kills)
     async with run_engine(config, executor) as engine:
         freeze_gc()
-        crowd = Crowd(
-            engine,
-            executor,
-            options.streams,
-            options.tokens,
-            options.kills,
-            options.seed,
-            options.apart,
-            kills,
-        )
-        await crowd.read_all()
+        killing = Kills(executor, options.streams, options.kills, options.seed, options.apart, kills)
+        crowd = Crowd(engine, options.streams, options.tokens, killing.note_token)
+        await crowd.read_all(killing.kill_all)
         num_restarts = engine.statistics().num_restarts
-    right = [answer == peace.answers[index][0] for index in crowd.answers for answer in crowd.answers[index]]
+    right = crowd.compared_with(peace)
     figures = [kill.figures() for kill in kills]
     for kill in figures:
         write({"bench": "crash_recovery", **kill})

@@ -4,19 +4,28 @@
 
 Hangs: the model's process is stopped (SIGSTOP) in a step, while idle and while it loads again; the processes of
 grammars are stopped; scheduler, detokenizer, tokenizer and the actor of grammar masks wait for something that never
-comes. Each is planted once, in steps of a kind that the engine has learned. Shortages: in every round a resource is
-taken from the engine's processes while streams run and requests ask for new grammars; then it is given back, and a
-request that needs it must be served.
+comes. Each is planted once, when the engine has its standby process, in steps of a kind that it has learned.
+Shortages: in every round a resource is taken from the engine's processes while streams run and requests ask for new
+grammars; then it is given back, and a request that needs it must be served.
 
     descriptors  RLIMIT_NOFILE: all that the process may open are taken
     processes    RLIMIT_NPROC of 1 for all processes of the engine; root is exempt, so that this case runs as another
                  user with the right to read all files (`setpriv`)
     memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped; a library
                  counts the allocations that failed, and a round without any is no round
-    disk         a tmpfs of 1 MB with the snapshot and temporary files is full; it takes the right to mount
+    model memory RLIMIT_AS of the model's process is what it has, while it computes a long prompt beside streams; its
+                 heap keeps nothing of what was freed, so that every larger tensor is mapped anew; the process may die
+                 of an allocation that no library counts, and is replaced
+    disk         a tmpfs of 4 MB with the snapshot, the recording, the prefix store and temporary files is full;
+                 requests for new weights need it and get `ModelFileError`; the others are neither recorded nor stored,
+                 and a run that lost no record or no prefix is no run; it takes the right to mount
+
+The line of a hang says when streams went on (`healed_s`), and when the model's process was replaced, if it was
+(`noticed_s`): on a busy machine steps take long, and so does what is learned from them.
 
 Prints one JSON line per case and exits with 1 if a stream differs from an undisturbed one, a hang is healed later than
-`--heal` seconds, a request fails with another error than `ResourceShortage`, or nothing is served afterwards.
+`--heal` seconds, a request fails that does not need the resource, or with another error than `ResourceShortage` where
+none is named above, or nothing is served afterwards.
 """
 
 from __future__ import annotations
@@ -40,6 +49,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import attrs
+import safetensors
 import trio
 from common import machine
 
@@ -47,6 +57,8 @@ import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.actors import tokenizer
 from triolet.actors.channels import Channels
+from triolet.actors.executors.connection import RunnerConnection
+from triolet.actors.executors.contract import Following, Tell
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.load_progress import OnProgress
@@ -59,14 +71,19 @@ from triolet.errors import TrioletError
 from triolet.server.responses.snapshot_file import write_file
 
 HANGS = ("step", "idle", "loading", "scheduler", "detokenizer", "tokenizer", "guidance", "grammar processes")
-SHORTAGES = ("descriptors", "processes", "memory", "disk")
+SHORTAGES = ("descriptors", "processes", "memory", "model memory", "disk")
 NUM_TOKENS = 40
 NUM_LEARNED = (
     40  # requests, one after the other: more than the steps of a kind that have all of `step_timeout`
 )
 NUM_DESCRIPTORS = 320
+NUM_LONG_PROMPT = 900  # tokens
+LARGE_BYTES = 2**16  # of a tensor that is mapped on its own
 ROUND_TIMEOUT_S = 120.0
 OTHER_USER = "54321"
+DISK_MB = 4
+STORE_BYTES = 10**6  # of prefixes: with the recording less than the disk
+UPDATED = "model.norm.weight"  # tensor whose value is replaced by the same one
 
 
 @attrs.define(eq=False)
@@ -95,6 +112,11 @@ class StoppedExecutor(ProcessExecutor):
     def __init__(self, config: EngineConfig, plant: Plant) -> None:
         super().__init__(config)
         self._plant, self._num_loads = plant, 0
+        self.replaced_s = 0.0  # when the last process was started
+
+    async def _next_process(self) -> RunnerConnection:
+        self.replaced_s = trio.current_time()
+        return await super()._next_process()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         self._num_loads += 1
@@ -102,11 +124,25 @@ class StoppedExecutor(ProcessExecutor):
             os.kill(self._here()._popen.pid, signal.SIGSTOP)
         return await super().start(on_progress)
 
-    async def execute(self, plan: StepPlan, tell: Callable[[StepResult], None]) -> StepResult:
+    async def standby_ready(self) -> None:
+        """Wait until the standby process has imported what a load needs: until it uses no processor."""
+        before_s = -1.0
+        while before_s <= 0 or before_s != self._standby_s():
+            before_s = self._standby_s()
+            await trio.sleep(2.0)
+
+    def _standby_s(self) -> float:
+        """Return the processor time of the standby process, seconds; 0 while there is none."""
+        if (process := self._standby.process) is None:
+            return 0.0
+        fields = Path(f"/proc/{process._popen.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
         is_learned = self._hang_limit.limit_s(step_kind(plan)) != self._config.step_timeout
         if is_learned and self._plant.take("step"):
             os.kill(self._here()._popen.pid, signal.SIGSTOP)
-        return await super().execute(plan, tell)
+        return await super().execute_in_turn(plan, tell, following)
 
 
 class HangingInbox:
@@ -231,6 +267,15 @@ class Crowd:
             self.num_wrong += word is not None and output.text != word
         self.heard_s.append(trio.current_time())
 
+    async def update(self) -> None:
+        """Ask for weights that are those in use, and count the error."""
+        with safetensors.safe_open(f"{self.engine.model_info.folder}/model.safetensors", "pt") as tensors:
+            values = tensors.get_tensor(UPDATED)
+        try:
+            await self.engine.update_weights({UPDATED: values})
+        except TrioletError as error:
+            self.failures[type(error).__name__] += 1
+
 
 # ---------------------------------------------------------------------------------------------- hangs
 
@@ -245,6 +290,7 @@ async def hang(name: str, config: EngineConfig, right: list[list[int]], heal_s: 
             for _ in range(NUM_LEARNED):
                 await crowd.ask([7, 7, 7])
             await crowd.read_all()
+            await executor.standby_ready()
             crowd.heard_s.clear()
             await _plant_hang(name, engine, crowd, plant)
             began_s = plant.began_s
@@ -258,6 +304,7 @@ async def hang(name: str, config: EngineConfig, right: list[list[int]], heal_s: 
     is_exact = not crowd.num_wrong and not crowd.failures
     return {
         "healed_s": round(healed_s, 2),
+        "noticed_s": round(max(0.0, executor.replaced_s - times[0]), 2) if num_restarts else None,
         "streams_exact": is_exact,
         "failures": dict(crowd.failures),
         "served_afterwards": is_served,
@@ -362,6 +409,7 @@ COUNTER_SOURCE = r"""
 #include <sys/mman.h>
 #include <unistd.h>
 static void *(*real_malloc)(size_t), *(*real_realloc)(void *, size_t);
+static int (*real_memalign)(void **, size_t, size_t);
 static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
 static void count(void) {
     int kept = errno;
@@ -373,6 +421,7 @@ static void count(void) {
 __attribute__((constructor)) static void find(void) {
     real_malloc = dlsym(RTLD_NEXT, "malloc");
     real_realloc = dlsym(RTLD_NEXT, "realloc");
+    real_memalign = dlsym(RTLD_NEXT, "posix_memalign");
     real_mmap = dlsym(RTLD_NEXT, "mmap");
 }
 void *malloc(size_t size) {
@@ -386,6 +435,12 @@ void *realloc(void *old, size_t size) {
     void *block = real_realloc(old, size);
     if (!block && size) count();
     return block;
+}
+int posix_memalign(void **block, size_t alignment, size_t size) {
+    if (!real_memalign) find();
+    int error = real_memalign(block, alignment, size);
+    if (error == ENOMEM) count();
+    return error;
 }
 void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     if (!real_mmap) find();
@@ -439,6 +494,7 @@ async def shortage(
     """Take a resource and give it back, again and again; return what came of it."""
     served: Crowd
     num_served, num_stuck = 0, 0
+    tempfile.gettempdir()  # chosen here: one whose disk is full would be passed over
     async with open_engine.open_engine(config) as engine:
         crowd, served = Crowd(engine, len(right), right), Crowd(engine, len(right), right)
         await served.ask([1, 2], "warm")
@@ -454,10 +510,18 @@ async def shortage(
                     case "memory":
                         pids = [pid for pid in _tree() if pid != engine.model_info.process_id]
                         taken.enter_context(limited(resource.RLIMIT_AS, _mapped_bytes, pids))
+                    case "model memory":
+                        process_id = engine.model_info.process_id
+                        assert process_id is not None
+                        taken.enter_context(limited(resource.RLIMIT_AS, _mapped_bytes, [process_id]))
                     case _:
                         taken.enter_context(full_disk(folder))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(crowd.read_all)
+                    if name in ("model memory", "disk"):
+                        nursery.start_soon(crowd.ask, [number + 1] * NUM_LONG_PROMPT)
+                    if name == "disk":
+                        nursery.start_soon(crowd.update)
                     for letter in "ab":
                         nursery.start_soon(crowd.ask, [1, 2], f"{letter}{number}")
             num_stuck += scope.cancelled_caught
@@ -465,20 +529,35 @@ async def shortage(
                 await served.ask([1, 2], f"c{number}")
                 engine.check_health()
                 num_served += 1
-        num_restarts = engine.statistics().num_restarts
+        if name == "disk":
+            await served.update()
+            await served.read_all()
+        statistics = engine.statistics()
     is_exact = not crowd.num_wrong and not any(kind.startswith("stream") for kind in crowd.failures)
     is_served = num_served == num_rounds and not served.num_wrong and not served.failures
-    found: dict[str, Any] = (
-        {} if name != "memory" else {"failed_allocations": (folder / "failed").stat().st_size}
-    )
+    # What shows that the shortages were felt, and how often at least.
+    found: dict[str, Any] = {}
+    is_felt, expected = True, "ResourceShortage"
+    if "memory" in name:
+        found["failed_allocations"] = (folder / "failed").stat().st_size
+        is_felt = found["failed_allocations"] + statistics.num_restarts >= num_rounds
+    elif name == "disk":
+        found["lost_records"] = statistics.num_lost_records
+        found["failed_kv_saves"] = statistics.num_failed_kv_saves
+        expected = "ModelFileError"
+        is_felt = min(found.values()) > 0 and crowd.failures[expected] == num_rounds
     return found | {
         "rounds": num_rounds,
         "streams_exact": is_exact,
         "failures": dict(crowd.failures),
         "served_afterwards": is_served,
         "failures_afterwards": dict(served.failures),
-        "restarts": num_restarts,
-        "is_good": is_exact and is_served and not num_stuck and crowd.failures.keys() <= {"ResourceShortage"},
+        "restarts": statistics.num_restarts,
+        "is_good": is_exact
+        and is_served
+        and not num_stuck
+        and is_felt
+        and crowd.failures.keys() <= {expected},
     }
 
 
@@ -504,6 +583,13 @@ async def run_case(name: str, options: argparse.Namespace, folder: Path) -> dict
         log_stats=False,
     )
     right = await undisturbed(config, options.streams)
+    if name == "disk":
+        config = attrs.evolve(
+            config,
+            record=str(folder / "recording.jsonl"),
+            kv_store=str(folder / "prefixes"),
+            kv_store_bytes=STORE_BYTES,
+        )
     if name in HANGS:
         return await hang(name, config, right, options.heal)
     return await shortage(name, config, right, options.rounds, folder)
@@ -536,8 +622,10 @@ def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 "error": "cannot mount a tmpfs",
             }
         environ = os.environ | ({"TMPDIR": folder} if is_mounted else {})
-        if name == "memory":
+        if "memory" in name:
             environ |= count_failed_allocations(Path(folder))
+        if name == "model memory":
+            environ |= {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), "MALLOC_TRIM_THRESHOLD_": "0"}
         try:
             ran = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         finally:
@@ -554,7 +642,7 @@ def _mount(folder: str) -> bool:
     mount = shutil.which("mount")
     if mount is None:
         return False
-    command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+    command = [mount, "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder]
     return subprocess.run(command, check=False).returncode == 0
 
 

@@ -153,7 +153,7 @@ async def crashing(_: str) -> AsyncIterator[Case]:
                 assert process_id is not None
                 os.kill(process_id, signal.SIGKILL)
                 recorder.start()
-                while engine.model_info.process_id in (None, process_id):
+                while (info := engine._core.model.info) is None or info.process_id in (None, process_id):
                     await anext(outputs)
                 recorder.stop()
 

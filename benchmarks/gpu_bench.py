@@ -6,7 +6,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +141,10 @@ class RandomCheckpoint:
             for name, each in self.tensors.items()
             if tied or name != "model.embed_tokens.weight"
         )
+
+    def unstacked(self, stacks: Collection[str]) -> RandomCheckpoint:
+        assert not stacks, "a model like Llama has no stacks of experts"
+        return self
 
     def dtype_of(self, name: str) -> torch.dtype:
         return torch.bfloat16

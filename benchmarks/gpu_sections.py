@@ -35,6 +35,7 @@ import torch
 import trio
 from gpu_bench import bench
 from gpu_place import KINDS, ROOT, TOLERANCE, Case, Figures, Place, circumstances, randn, read_all
+from gpu_steps import compare_step_kernels
 from torch import Tensor
 
 sys.path.insert(0, str(ROOT))  # the small models of the tests
@@ -74,6 +75,7 @@ def kernels(place: Place) -> Iterator[Case]:
             for options in ({}, {"sliding_window": 20, "soft_cap": 5.0}):
                 words = f"attention {kind}{' window and cap' if options else ''} {name}"
                 yield words, partial(_attention, place, dtype, lens, **options)
+        yield f"step {name}", partial(compare_step_kernels, place, dtype)
     yield "noise bits", partial(_noise, place)
     yield "draws", partial(_draws, place)
 
@@ -262,9 +264,11 @@ def parity(place: Place) -> Iterator[Case]:
         dtypes = ("float32",) if place.dry_run and family != FAMILIES[0] else ("float32", "bfloat16")
         for dtype in dtypes:
             yield f"{family} {dtype}", partial(_parity, place, family, dtype)
+        if not place.dry_run or family == FAMILIES[0]:
+            yield f"{family} without graphs", partial(_parity, place, family, dtypes[0], enforce_eager=True)
 
 
-def _parity(place: Place, family: str, dtype: str) -> Figures:
+def _parity(place: Place, family: str, dtype: str, *, enforce_eager: bool = False) -> Figures:
     """Compare greedy answers and their log-probabilities with transformers in float64 over the same weights."""
     import transformers
 
@@ -275,8 +279,9 @@ def _parity(place: Place, family: str, dtype: str) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         folder = make_model(family, Path(name), dtype=getattr(torch, dtype))
         config = EngineConfig(
-            model=str(folder), dtype=dtype, device=place.device, runner="inline", num_kv_blocks=64
-        )
+            model=str(folder), dtype=dtype, device=place.device, runner="inline", num_kv_blocks=64,
+            enforce_eager=enforce_eager,
+        )  # fmt: skip
         params = SamplingParams(temperature=0.0, max_tokens=16, logprobs=1, ignore_eos=True)
         answers = trio.run(_answers, config, prompts, [params] * len(prompts))
         reference = transformers.AutoModelForCausalLM.from_pretrained(

@@ -2,10 +2,11 @@
 
     python benchmarks/journal.py [--records N] [--turns N]
 
-A record is made on the event loop for every output; a thread writes it. Prints one JSON line for each part, with the
-best and the median turn: `record` is making and packing a record; `note` all that the event loop does for the journal
-per token, measured in a server with 32 resumable streams whose model is a stand-in; `write` what a thread takes to
-append a record to the file, one step of 32 streams at a time.
+A token is noted on the event loop; a thread makes one record of all tokens of a step, and writes it. Prints one JSON
+line for each part, with the best and the median turn: `begin` is what a response costs once; `note` all that the event
+loop does for the journal per token, measured in a server with 32 resumable streams whose model is a stand-in; `record`
+packing the tokens of a step of 32 streams, which takes the interpreter from the event loop; `write` appending that
+record to the file. A token costs the sum of the last three.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import attrs
 import trio
+from common import machine, median
 from stand_in import StandIn
 
 from triolet import EngineConfig
@@ -29,9 +31,8 @@ from triolet.engine.open_engine import run_engine
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
 from triolet.protocol.responses.response import ResponseBuilder
-from triolet.protocol.responses.response_items import ResponseDelta
 from triolet.server import create_app
-from triolet.server.responses.journal import JournalDelta, delta_record
+from triolet.server.responses.journal import PlainDelta, encode
 from triolet.server.responses.journal_file import open_journal
 from triolet.server.responses.resumable import JournalOfResponses
 from triolet.server.responses.service import open_gateway
@@ -40,39 +41,48 @@ from triolet.server.transport.listener import Listener
 STREAMS = 32
 
 
-def records_us(num_records: int) -> float:
-    """Return the time of one record, microseconds: the delta is made and packed."""
-    piece = ResponseDelta(text=" token", num_tokens=1)
+def step_of(index: int) -> list[PlainDelta]:
+    """Return what a step of all streams adds: a token each."""
+    return [(number, index, " token", (index % 32_000,)) for number in range(STREAMS)]
+
+
+def records_us(num_tokens: int) -> float:
+    """Return the time of packing one token, microseconds."""
+    steps = [step_of(index) for index in range(num_tokens // STREAMS)]
     began = time.perf_counter()
-    for index in range(num_records):
-        delta_record(3, JournalDelta(index=index, piece=piece, token_ids=(index % 32_000,)))
-    return (time.perf_counter() - began) / num_records * 1e6
+    for step in steps:
+        encode(step)
+    return (time.perf_counter() - began) / (len(steps) * STREAMS) * 1e6
 
 
-def written_us(num_records: int) -> float:
-    """Return the time of appending one record, microseconds, when each write has those of one step."""
-    piece = ResponseDelta(text=" token", num_tokens=1)
-    step = delta_record(3, JournalDelta(index=100, piece=piece, token_ids=(17,))) * STREAMS
+def written_us(num_tokens: int) -> float:
+    """Return the time of appending one token, microseconds, when each write has those of one step."""
+    num_steps, record = num_tokens // STREAMS, encode(step_of(100))
     with tempfile.TemporaryFile(buffering=0) as file:
         began = time.perf_counter()
-        for _ in range(num_records // STREAMS):
-            os.write(file.fileno(), step)
-        return (time.perf_counter() - began) / (num_records // STREAMS * STREAMS) * 1e6
+        for _ in range(num_steps):
+            os.write(file.fileno(), record)
+        return (time.perf_counter() - began) / (num_steps * STREAMS) * 1e6
 
 
 @attrs.define(eq=False)
 class TimedJournal:
-    """Journal whose notes are timed."""
+    """Journal whose notes are timed: the first one of each response, which holds its request, apart from the others."""
 
     journal: JournalOfResponses
     took_s: float = 0.0
     num_noted: int = 0
+    begun_s: dict[str, float] = attrs.field(factory=dict)  # by response
 
     def note(self, answer: ResponseBuilder, owner: str | None) -> int:
         began_s = time.thread_time()  # the writer's thread takes turns with this one
         mark = self.journal.note(answer, owner)
-        self.took_s += time.thread_time() - began_s
-        self.num_noted += 1
+        took_s = time.thread_time() - began_s
+        if answer.response_id in self.begun_s:
+            self.took_s += took_s
+            self.num_noted += 1
+        else:
+            self.begun_s[answer.response_id] = took_s
         return mark
 
     def forget(self, response_id: str) -> None:
@@ -82,8 +92,13 @@ class TimedJournal:
         await self.journal.wait_written(mark)
 
 
-async def note_us(num_tokens: int) -> float:
-    """Return the time of noting one token, microseconds: all calls of a server, by their number."""
+def clock_s() -> float:
+    """Return what two readings of the thread's clock, one after the other, differ by: a part of each timed call."""
+    return median([-(time.thread_time() - time.thread_time()) for _ in range(10_000)])
+
+
+async def noted_us(num_tokens: int) -> tuple[float, float]:
+    """Return the times of noting a response and a later output of it, microseconds, without reading the clock."""
     tokenizer = load_tokenizer(Path(PATH))
     assert tokenizer is not None
     executor = StandIn(0.001, tokenizer.backend.get_vocab_size())
@@ -101,7 +116,9 @@ async def note_us(num_tokens: int) -> float:
             url: str = await nursery.start(listener.run)
             await read_streams(url, num_tokens // STREAMS)
             nursery.cancel_scope.cancel()
-    return timed.took_s / timed.num_noted * 1e6
+    own_s = clock_s()
+    noted_s = timed.took_s / timed.num_noted
+    return (median(list(timed.begun_s.values())) - own_s) * 1e6, (noted_s - own_s) * 1e6
 
 
 async def read_streams(url: str, num_tokens: int) -> None:
@@ -125,22 +142,22 @@ async def read_streams(url: str, num_tokens: int) -> None:
 
 
 def main() -> None:
-    from common import machine, median
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--turns", type=int, default=25)
     options = parser.parse_args()
-    for part, measure in (
-        ("record", records_us),
-        ("note", lambda number: trio.run(note_us, number)),
-        ("write", written_us),
-    ):
-        took = [measure(options.records) for _ in range(options.turns)]
+    took: dict[str, list[float]] = {"begin": [], "note": [], "record": [], "write": []}
+    for _ in range(options.turns):
+        begin, note = trio.run(noted_us, options.records)
+        took["begin"].append(begin)
+        took["note"].append(note)
+        took["record"].append(records_us(options.records))
+        took["write"].append(written_us(options.records))
+    for part, times in took.items():
         figures = {"bench": "journal", "part": part, "records": options.records, "turns": options.turns}
-        figures |= {"best_us": round(min(took), 3), "median_us": round(median(took), 3)}
+        figures |= {"best_us": round(min(times), 3), "median_us": round(median(times), 3)}
         print(json.dumps(figures | machine()), flush=True)
 
 

@@ -23,14 +23,15 @@ import torch
 
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.attention.paged_attention import paged_attention_cpp
+from triolet.kernels.cpu.gemm.blocks import BlockRows
 from triolet.kernels.cpu.library import library
 from triolet.kernels.gathered_attention import gathered_attention
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.families import parse_decoder_config
-from triolet.model.architectures.weight_map import plan_tensors
+from triolet.model.architectures.weight_map import WeightReader, plan_tensors
 from triolet.model.backends.cpu_decoder import build_cpu_decoder
 from triolet.model.backends.torch_decoder import build_decoder
-from triolet.model.interface import ModelSpec
+from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.memory.kv_cache import allocate_kv_cache
 
 BLOCK_SIZE = 16
@@ -98,21 +99,46 @@ def attention_trial(dtype: torch.dtype, lens: list[tuple[int, int]]) -> Trial:
     )
 
 
-class RandomWeights:
-    """Random tensors of a decoder's shapes, in place of a checkpoint's `WeightReader`."""
+@attrs.frozen
+class RandomTensor:
+    """Tensor of a checkpoint that is made when it is read."""
+
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class RandomTensors:
+    """Checkpoint of random tensors, of the shapes of a decoder; a `WeightSource`."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
-        self.dtype, self.device = dtype, torch.device("cpu")
-        self._shapes = {
-            name: (sum(shape[0] for _, shape in plan.sources), *plan.sources[0][1][1:])
-            for name, plan in plan_tensors(config, ()).items()
+        self._dtype = dtype
+        self.tensors = {
+            name: RandomTensor(shape, torch.Size(shape).numel() * dtype.itemsize)
+            for plan in plan_tensors(config, ()).values()
+            for name, shape in plan.sources
         }
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return (torch.randn(self._shapes[name]) * 0.05).to(self.dtype)
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self._dtype
 
-    def get(self, name: str) -> torch.Tensor | None:
-        return self[name] if name in self._shapes else None
+    def read(self, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
+        made = (torch.randn(self.tensors[name].shape) * 0.05).to(self._dtype)
+        return made if out is None else out.copy_(made)
+
+    def block_format(self, name: str) -> None:
+        """Return None: no tensor has blocks."""
+
+    def read_blocks(self, name: str) -> BlockRows:
+        raise ValueError(f"{name} must have blocks; it is a plain tensor")
+
+    def map_blocks(self, name: str) -> None:
+        """Return None: nothing lies in a file."""
+
+
+def random_weights(config: DecoderConfig, dtype: torch.dtype) -> WeightReader:
+    """Return the reader of random weights."""
+    plans = plan_tensors(config, ())
+    return WeightReader(RandomTensors(config, dtype), plans, dtype, torch.device("cpu"))
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -139,8 +165,8 @@ def step_trials(models: Sequence[str]) -> Iterator[Trial]:
     """Yield a decoder's whole step: decodes at a context of 256 tokens, and prompts."""
     for name, dtype in itertools.product(models, (torch.bfloat16, torch.float32)):
         config = parse_decoder_config(MODELS[name], Path(name))
-        cpp = build_cpu_decoder(config, RandomWeights(config, dtype))  # type: ignore[arg-type]
-        in_torch = build_decoder(config, RandomWeights(config, dtype))  # type: ignore[arg-type]
+        cpp = build_cpu_decoder(config, random_weights(config, dtype))
+        in_torch = build_decoder(config, random_weights(config, dtype))
         for sequences, query_len, context in (
             (1, 1, 256),
             (8, 1, 256),
@@ -148,15 +174,15 @@ def step_trials(models: Sequence[str]) -> Iterator[Trial]:
             (1, 128, 128),
             (1, 512, 512),
         ):
-            inputs = step_inputs(cpp.spec, sequences, query_len, context)
+            batch = step_batch(cpp.spec, sequences, query_len, context)
             shape: dict[str, int | str] = {"model": name, "dtype": str(dtype)}
             shape |= {"sequences": sequences, "queries": query_len, "context": context}
-            ours, torchs = (functools.partial(model.forward, *inputs) for model in (cpp, in_torch))
+            ours, torchs = (functools.partial(model.forward, batch) for model in (cpp, in_torch))
             yield Trial("step", shape, ours, torchs)
 
 
-def step_inputs(spec: ModelSpec, sequences: int, query_len: int, context: int) -> tuple[Any, ...]:
-    """Return arguments of `CausalModel.forward`: the last `query_len` tokens of as many sequences of `context`."""
+def step_batch(spec: ModelSpec, sequences: int, query_len: int, context: int) -> ForwardBatch:
+    """Return the last `query_len` tokens of as many sequences of `context` tokens."""
     blocks_each = -(-context // BLOCK_SIZE)
     tables = torch.randperm(sequences * blocks_each).int().view(sequences, -1)
     positions = torch.arange(context - query_len, context)
@@ -173,8 +199,13 @@ def step_inputs(spec: ModelSpec, sequences: int, query_len: int, context: int) -
         seq_lens_host=(context,) * sequences,
     )
     token_ids = torch.randint(spec.vocab_size, (sequences * query_len,))
-    last = torch.arange(1, sequences + 1) * query_len - 1
-    return token_ids, positions.repeat(sequences), cache, metadata, last
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions.repeat(sequences),
+        cache=cache,
+        attention=metadata,
+        logits_indices=torch.arange(1, sequences + 1) * query_len - 1,
+    )
 
 
 def measure(trial: Trial, seconds: float) -> dict[str, object]:

@@ -20,9 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import trio
 from common import machine, percentiles
 from stand_in import StandIn
+from task_steps import TaskSteps
 
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.engine.gc_freeze import freeze_gc
@@ -39,24 +41,15 @@ CALIBRATION_ROUNDS = 40_000
 WORDS = "the a dog fox boat king went to sea and came back with 12 34 apples, pears; stories!".split()
 
 
-class Work(trio.abc.Instrument):
-    """Processor time of the task steps, because wall time is longer on a busy machine; and the task of the longest."""
+@attrs.define(eq=False)
+class Work(TaskSteps):
+    """Processor time of all task steps."""
 
-    def __init__(self) -> None:
-        self.steps_s: list[float] = []
-        self.longest_name = ""
-        self._last_s = time.thread_time()
-        self._longest_s = 0.0
+    steps_s: list[float] = attrs.field(factory=list)
 
-    def after_io_wait(self, timeout: float) -> None:
-        self._last_s = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        now_s = time.thread_time()
-        step_s, self._last_s = now_s - self._last_s, now_s
-        self.steps_s.append(step_s)
-        if step_s > self._longest_s:
-            self._longest_s, self.longest_name = step_s, task.name
+    def observe_work(self, work_s: float, task: trio.lowlevel.Task) -> None:
+        super().observe_work(work_s, task)
+        self.steps_s.append(work_s)
 
     def num_longer(self, limit_s: float) -> int:
         return sum(step_s > limit_s for step_s in self.steps_s)
@@ -140,7 +133,7 @@ async def measure(options: argparse.Namespace, *, is_long: bool) -> dict[str, ob
             "longest_work_ms": round(max(work.steps_s) * 1000, 2),
             "slowness": round(times_slower, 2),
             "long_steps": work.num_longer(LONG_STEP_S * times_slower),
-            "longest_task": work.longest_name.rpartition(".")[2],
+            "longest_task": work.longest_work_task.rpartition(".")[2],
             "gap_ms": percentiles([gap_s * 1000 for gap_s in gaps_s]),
             "longest_gap_ms": round(max(gaps_s) * 1000, 1),
         }

@@ -3,7 +3,8 @@
     python benchmarks/runner_hop.py [--steps N] [--rows N ...]
 
 The executors take turns, a few hundred steps each, so that other load on the machine affects all alike. A step has one
-token per row, as a decode does. One JSON line per executor and number of rows.
+token per row, as a decode does. One JSON line per executor and number of rows; `remote` is a worker on the loopback
+interface, and `of_process` its median as a multiple of that of `process`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 import trio
 
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.remote.agent import Agent
+from triolet.actors.executors.remote.executor import RemoteExecutor
+from triolet.actors.executors.remote.handshaking import Address
+from triolet.actors.executors.remote.port import WorkerPort
 from triolet.actors.model_runner import Executor
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, SampledToken, StepPlan, StepResult
 
 TURNS = 10
+TOKEN = "idle"
 SERVE = "--serve"  # the word that makes this program the process of the runner
 
 
@@ -74,34 +81,51 @@ async def time_steps(executor: Executor, plans: list[StepPlan]) -> list[float]:
     took_us = []
     for plan in plans:
         began = time.perf_counter_ns()
-        await executor.execute(plan)
+        await executor.execute(plan, ignore)
         took_us.append((time.perf_counter_ns() - began) / 1000)
     return took_us
 
 
 async def measure(num_rows: int, num_steps: int) -> Iterator[dict[str, object]]:
+    config, command = (
+        EngineConfig(model="idle", tokenizer="idle"),
+        [sys.executable, str(Path(__file__)), SERVE],
+    )
+    port = WorkerPort(Address("127.0.0.1", 0), TOKEN)
     executors: dict[str, Executor] = {
         "inline": InlineExecutor(load),
         "thread": ThreadExecutor(load),
-        "process": ProcessExecutor(EngineConfig(model="idle"), [sys.executable, str(Path(__file__)), SERVE]),
+        "process": ProcessExecutor(config, command),
+        "remote": RemoteExecutor(config, port),
     }
     took_us: dict[str, list[float]] = {name: [] for name in executors}
-    async with executors["inline"].running(), executors["thread"].running(), executors["process"].running():
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        nursery.start_soon(Agent(port.address, TOKEN, command=command).run)
         for executor in executors.values():
+            await stack.enter_async_context(executor.running())
             await executor.start(ignore)
         for turn in range(TURNS + 1):
             plans = [decode(step, num_rows) for step in range(1, num_steps // TURNS + 1)]
             for name, executor in executors.items():
                 figures = await time_steps(executor, plans)
                 took_us[name] += figures if turn else []  # the first turn warms up
+        nursery.cancel_scope.cancel()
+    port.close()
+    pipe_us = median(took_us["process"])
     return (
-        {"bench": "runner_hop", "executor": name, "rows": num_rows, **spread(took)}
+        {
+            "bench": "runner_hop",
+            "executor": name,
+            "rows": num_rows,
+            **spread(took),
+            "of_process": round(median(took) / pipe_us, 3),
+        }
         for name, took in took_us.items()
     )
 
 
-def ignore(progress: LoadProgress) -> None:
-    """Ignore progress: nothing is loaded."""
+def ignore(_: object) -> None:
+    """Ignore progress and early results: nothing is loaded, and every step is one."""
 
 
 def spread(took_us: list[float]) -> dict[str, float]:

@@ -10,8 +10,10 @@ is read from /proc/PID/smaps_rollup. One JSON line per process at the end:
     start_mb    private memory a tenth of the way, when caches and pools have their size
     end_mb      private memory at the end
     shared_mb   memory that it shares with others: libraries, and what a fork has of its parent
+    imports_mb  what torch and the modules of a model take of its process: the private memory of the standby process,
+                which has imported them and does nothing else
     weights_mb  size of the weights, in the process of the model; kv_mb likewise, the KV cache
-    rest_mb     end_mb without these two
+    rest_mb     end_mb without these three
     slope_mb_per_minute  of the private memory, by least squares from a tenth of the way on
 
 Exits with 1 if a slope is 0.2 MB per minute or more, a request failed, or a block is not free at the end.
@@ -44,6 +46,7 @@ MODEL = "triolet-nano"
 KV_CACHE_MB = 64
 MAX_SLOPE = 0.2  # MB per minute
 ROUND_S = 30.0
+STANDBY = "standby"
 WEIGHTS = Path(triolet.__file__).parent / "nano" / "model.safetensors"
 
 
@@ -197,6 +200,8 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
                     history[pid].append(((time.monotonic() - began) / 60, memory[0]))
                     shared[pid] = memory[1]
         alive = {pid: name_of(pid) for pid in processes_of(root)}
+        for pid in sorted(pid for pid, name in alive.items() if name.endswith("runner"))[1:]:
+            alive[pid] = STANDBY  # the older one has the model
         metrics = await trio.to_thread.run_sync(get, f"{address}/metrics")
     in_use = [line for line in metrics.splitlines() if re.match(r'triolet:kv_blocks{.*state="in_use"', line)]
     common = {
@@ -206,20 +211,23 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
         "requests": sum(endings.values()),
     }
     lines = []
+    imports_mb = max((history[pid][-1][1] for pid, name in alive.items() if name == STANDBY), default=0.0)
     for pid, name in alive.items():
         points = [point for point in history[pid] if point[0] >= 0.1 * minutes]
         if len(points) < 3:
             continue  # a grammar that came just now
         has_model = name.endswith("runner")
+        has_imports = has_model or name == STANDBY
         weights_mb, kv_mb = (WEIGHTS.stat().st_size / 2**20, KV_CACHE_MB) if has_model else (0.0, 0)
         figures = {
             "process": name,
             "start_mb": round(points[0][1], 1),
             "end_mb": round(points[-1][1], 1),
             "shared_mb": round(shared[pid], 1),
+            "imports_mb": round(imports_mb * has_imports, 1),
             "weights_mb": round(weights_mb, 1),
             "kv_mb": kv_mb,
-            "rest_mb": round(points[-1][1] - weights_mb - kv_mb, 1),
+            "rest_mb": round(points[-1][1] - imports_mb * has_imports - weights_mb - kv_mb, 1),
             "slope_mb_per_minute": round(slope(points), 3),
         }
         lines.append({**common, **figures, "endings": dict(endings), "in_use": in_use, **machine()})
@@ -239,9 +247,9 @@ def main() -> int:
     arguments = parser.parse_args()
     lines, is_well = trio.run(soak, arguments.minutes, arguments.clients)
     columns = (
-        "process start_mb end_mb shared_mb weights_mb kv_mb rest_mb slope_mb_per_minute requests".split()
+        "process start_mb end_mb shared_mb imports_mb weights_mb kv_mb rest_mb slope_mb_per_minute requests"
     )
-    report(lines, columns, arguments.output)
+    report(lines, columns.split(), arguments.output)
     return 0 if is_well else 1
 
 

@@ -1,17 +1,17 @@
 """Measure tokens per step and per second with and without drafts, on the same requests, in one run.
 
     python benchmarks/speculation.py [--model llama-15m] [--workload loop] [--batch 1] [--drafts 4] [--rounds 3]
+        [--counts] [--output results.jsonl]
 
 Workloads: `loop` is greedy answers of a model of random weights, which soon repeat themselves: the best case of n-gram
 look-ups. `free` is drawn at temperature 1, where nothing repeats: the cost of drafts that are never accepted. The two
-engines take turns, round by round; the answers are compared, and must be the same. One JSON line per engine, then a
-table.
+engines take turns, round by round; the answers are compared, and must be the same. With `--counts` only that is told
+which does not depend on the machine: tokens per step, and guesses accepted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 import time
@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import torch
 import trio
-from common import MODELS, machine, make_model, median
+from common import MODELS, machine, make_model, median, report
 
 import triolet
 from triolet import Engine, SamplingParams
@@ -111,20 +111,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="requests at once")
     parser.add_argument("--drafts", type=int, default=4, help="num_speculative_tokens")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--counts", action="store_true", help="no times")
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
         folder = make_model(arguments.model, Path(parent) / "model", dtype=getattr(torch, arguments.dtype))
         lines = trio.run(measure, folder, arguments)
-    for line in lines:
-        print(json.dumps({"bench": "speculation", **vars(arguments), **line, **machine()}))
-    print(f"\n{'drafts':8}{'tokens/step':>12}{'tokens/s':>10}{'(min-max)':>18}{'accepted':>10}")
-    for line in lines:
-        spread = f"({line['tokens_per_s_min']:.0f}-{line['tokens_per_s_max']:.0f})"
-        accepted = "" if line["accepted"] is None else f"{line['accepted']:.0%}"
-        print(
-            f"{line['speculative']:8}{line['tokens_per_step']:12.2f}{line['tokens_per_s']:10.1f}"
-            f"{spread:>18}{accepted:>10}"
-        )
+    shown = {name: value for name, value in vars(arguments).items() if name not in ("counts", "output")}
+    lines = [{"bench": "speculation", **shown, **line, **machine()} for line in lines]
+    columns = ["speculative", "tokens_per_step", "accepted"]
+    times = ["tokens_per_s", "tokens_per_s_min", "tokens_per_s_max"]
+    if arguments.counts:
+        lines = [{name: value for name, value in line.items() if name not in times} for line in lines]
+    report(lines, columns if arguments.counts else columns + times, arguments.output)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.contract import Executor, Tell
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
 from triolet.nano import PATH
 
 
-class StandIn:
+class StandIn(Executor):
     """Executor that answers with arbitrary tokens.
 
     Args:

@@ -1,6 +1,6 @@
 """Converter of a Hugging Face folder of llama's or qwen3's architecture to one GGUF file, for llama.cpp; without torch.
 
-    python benchmarks/peers/gguf_model.py FOLDER [f32 | bf16 | q8_0]
+    python benchmarks/peers/gguf_model.py FOLDER [f32 | bf16 | q4_0 | q8_0 | q4_k_m]
 
 Only what models of random weights need: no tokenizer goes into the file, so it takes token ids only. Matrices are
 written in the requested type, vectors in float32, as llama.cpp's own converter does.
@@ -31,6 +31,9 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+RECIPES = {"q4_k_m": 15}
+"""Mixtures of types, which llama.cpp alone chooses and rounds: its `LLAMA_FTYPE_MOSTLY_...`."""
+
 AROUND = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -39,11 +42,13 @@ def convert(folder: Path, weights: str) -> Path:
 
     Args:
         folder: with config.json and model.safetensors.
-        weights: f32, bf16 or q8_0.
+        weights: a type that gguf-py rounds to, or a key of RECIPES.
     """
     path = folder / f"model-{weights}.gguf"
     if path.exists():
         return path
+    if weights in RECIPES:
+        return _quantised(convert(folder, "f32"), path, RECIPES[weights])
     import gguf  # type: ignore[import-not-found,unused-ignore]  # beside llama.cpp, not here
 
     config = json.loads((folder / "config.json").read_text())
@@ -59,6 +64,18 @@ def convert(folder: Path, weights: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path.with_suffix(".part").rename(path)
+
+
+def _quantised(whole: Path, path: Path, recipe: int) -> Path:
+    """Let llama.cpp round a float32 file."""
+    import llama_cpp as api  # type: ignore[import-not-found,unused-ignore]  # as above
+
+    params = api.llama_model_quantize_default_params()
+    params.ftype = recipe
+    part = path.with_suffix(".part")
+    if code := api.llama_model_quantize(str(whole).encode(), str(part).encode(), params):
+        raise RuntimeError(f"llama.cpp could not quantise {whole}: {code}")
+    return part.rename(path)
 
 
 def _describe(writer: Any, config: dict[str, Any]) -> None:

@@ -35,9 +35,9 @@ class Context:
         api.llama_backend_init()
         api.llama_log_set(_silence(api), None)
         params = api.llama_model_default_params()
-        params.use_extra_bufts = (
-            options["weights"] != "q8_0"
-        )  # packed for AMX, 0.3.36 crashed on these models
+        # Packed for AMX, 0.3.36 crashed on q8_0 models.
+        packs_for_amx = b"AMX_INT8 = 1" in api.llama_print_system_info()
+        params.use_extra_bufts = options["weights"] != "q8_0" or not packs_for_amx
         self.model = api.llama_model_load_from_file(str(path).encode(), params)
         if not self.model:
             raise RuntimeError(f"llama.cpp could not load {path}")
@@ -61,7 +61,7 @@ class Context:
         )
         params.n_batch, params.n_ubatch = BATCH, MICRO_BATCH
         params.n_seq_max = num_sequences
-        params.n_threads = params.n_threads_batch = os.cpu_count() or 1
+        params.n_threads = params.n_threads_batch = self._options.get("threads") or os.cpu_count() or 1
         params.kv_unified = shares  # its own advice: one buffer only where sequences share a large beginning
         self._context = self.api.llama_init_from_model(self.model, params)
         self._shape = (num_sequences, shares)

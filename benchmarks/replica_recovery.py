@@ -1,0 +1,149 @@
+"""Kill one of two replicas repeatedly under many streams; measure wrong tokens, and the gaps of the other's streams.
+
+    python benchmarks/replica_recovery.py [--kills N] [--seed N] [--streams N] [--tokens N] [--model FOLDER]
+        [--output FILE]
+
+The streams are read twice: from one model without kills, and from two replicas of which one, drawn at random, is
+killed with -9 at a random moment, N times; the next kill waits until both replicas live. A stream that has ended is
+requested again until all kills are done. Half of the streams are greedy, half draw with a seed; all in float32, where
+every answer must be the same, token for token. Prints one JSON line: answers, wrong ones, requests that moved, and the
+gaps between two tokens of the streams of the replica that was not killed, from the kill until the other one is back:
+their median, p99 and longest, and those of the undisturbed second before the kill; `longest_of_median` is the longest
+one as a multiple of the median. Exits with 1 if an answer differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import attrs
+import torch
+import trio
+from common import machine, make_model, percentiles
+from crowd import Crowd
+
+import triolet
+from triolet import Engine, EngineConfig
+from triolet.core.replicas.replicated_core import ReplicatedCore
+from triolet.engine.gc_freeze import freeze_gc
+
+CALM_S = 1.0  # between two kills, at least
+
+
+@attrs.define(eq=False)
+class Kills:
+    """Kills of one replica or the other, and the gaps between the tokens of the streams that were elsewhere."""
+
+    engine: Engine
+    draw: random.Random
+    num_kills: int
+    num_killed: int = 0
+    token_s: defaultdict[str, list[float]] = attrs.field(factory=lambda: defaultdict(list))  # by request
+    calm_gaps: list[float] = attrs.field(factory=list)
+    gaps: list[float] = attrs.field(factory=list)
+
+    def note_token(self, index: int, request_id: str) -> None:
+        """Note the time of a token."""
+        self.token_s[request_id].append(trio.current_time())
+
+    async def kill_all(self) -> None:
+        """Kill as often as requested."""
+        while self.num_killed < self.num_kills:
+            await trio.sleep(CALM_S + self.draw.random())
+            await self._kill()
+
+    async def _kill(self) -> None:
+        core = self.engine._core
+        assert isinstance(core, ReplicatedCore)
+        victim = self.draw.randrange(len(core.replicas))
+        info = core.replicas[victim].model.info
+        assert info is not None
+        assert info.process_id is not None
+        live = {entry.request.request_id: entry.replica for entry in core.journal}
+        for request_id in self.token_s.keys() - live:
+            del self.token_s[request_id]
+        others = [times for request_id, times in self.token_s.items() if live[request_id] != victim]
+        killed_s = trio.current_time()
+        os.kill(info.process_id, signal.SIGKILL)
+        async for restarting in self.engine.follow_restarts():
+            if not restarting and self.engine.statistics().num_restarts > self.num_killed:
+                break
+        self.num_killed += 1
+        for times in others:
+            for before, after in pairwise(times):
+                if after >= killed_s:
+                    self.gaps.append(after - before)
+                elif before > killed_s - CALM_S:
+                    self.calm_gaps.append(after - before)
+
+
+async def measure(config: EngineConfig, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
+    """Measure both runs; return whether every answer was right, and the figures."""
+    draw = random.Random(options.seed)
+    async with triolet.open_engine(config, runner="inline") as engine:
+        peace = Crowd(engine, options.streams, options.tokens)
+        await peace.read_all()
+    async with triolet.open_engine(config, replicas=2) as engine:
+        freeze_gc()
+        kills = Kills(engine, draw, options.kills)
+        crowd = Crowd(engine, options.streams, options.tokens, kills.note_token)
+        await crowd.read_all(kills.kill_all)
+        statistics = engine.statistics()
+    right = crowd.compared_with(peace)
+    figures = {
+        "bench": "replica_recovery",
+        "kills": kills.num_killed,
+        "restarts": statistics.num_restarts,
+        "moved": statistics.num_moved_requests,
+        "streams": options.streams,
+        "tokens": options.tokens,
+        "seed": options.seed,
+        "answers": len(right),
+        "wrong_answers": right.count(False),
+    }
+    for name, gaps in (("calm_gap_ms", kills.calm_gaps), ("gap_ms", kills.gaps)):
+        in_ms = [1000 * gap for gap in gaps]
+        figures[name] = percentiles(in_ms) | {"max": round(max(in_ms), 1)} if in_ms else None
+    if kills.gaps:
+        figures["longest_of_median"] = round(max(kills.gaps) / median(kills.gaps), 2)
+    return all(right) and statistics.num_restarts == kills.num_killed, {**figures, **machine()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=200, help="of every answer")
+    parser.add_argument("--model", help="folder or hub id; by default one of 15 million random weights")
+    parser.add_argument(
+        "--output", type=argparse.FileType("a"), default=sys.stdout, help="where the line goes"
+    )
+    options = parser.parse_args()
+    logging.disable()  # each crash is reported, with its traceback
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or str(make_model("llama-15m", Path(folder), dtype=torch.float32))
+        config = EngineConfig(
+            model=model, dtype="float32", device="cpu", max_num_seqs=options.streams, log_stats=False
+        )
+        is_right, figures = trio.run(measure, config, options)
+    print(json.dumps(figures), file=options.output, flush=True)
+    sys.exit(0 if is_right else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Instrument that measures the task steps of an engine's event loop, by the wall clock and in processor time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.observability.loop_monitor import LONG_STEP_S, LoopMonitor
+
+
+@attrs.define(eq=False)
+class TaskSteps(LoopMonitor):
+    """Loop monitor that also measures the processor time of steps, since wall time is longer on a busy machine."""
+
+    longest_task: str = ""  # name of the task whose step was the longest by the wall clock
+    longest_work_s: float = 0.0  # processor time of the step with most of it, seconds
+    longest_work_task: str = ""  # name of the task of that step
+    num_long_work: int = 0  # steps with more than LONG_STEP_S of processor time
+    _last_work_s: float = attrs.field(factory=time.thread_time, init=False)
+
+    def after_io_wait(self, timeout: float) -> None:
+        super().after_io_wait(timeout)
+        self._last_work_s = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        before_s = self.longest_s
+        super().after_task_step(task)
+        if self.longest_s > before_s:
+            self.longest_task = task.name
+        now_s = time.thread_time()
+        work_s, self._last_work_s = now_s - self._last_work_s, now_s
+        self.observe_work(work_s, task)
+
+    def observe_work(self, work_s: float, task: trio.lowlevel.Task) -> None:
+        """Count the processor time of a step."""
+        self.num_long_work += work_s > LONG_STEP_S
+        if work_s > self.longest_work_s:
+            self.longest_work_s, self.longest_work_task = work_s, task.name
+
+    def take(self) -> dict[str, Any]:
+        """Return what was measured since the last call, milliseconds."""
+        found = {
+            "over_10_ms": self.num_long,
+            "longest_ms": round(1e3 * self.longest_s, 1),
+            "longest_task": self.longest_task.rpartition(".")[2],
+            "over_10_ms_of_work": self.num_long_work,
+            "longest_work_ms": round(1e3 * self.longest_work_s, 1),
+            "longest_work_task": self.longest_work_task.rpartition(".")[2],
+        }
+        self.longest_s = self.longest_work_s = 0.0
+        self.num_long = self.num_long_work = 0
+        self.longest_task = self.longest_work_task = ""
+        return found
