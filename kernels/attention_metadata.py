@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
+from triolet.kernels.float8 import fits_cache
 from triolet.kernels.gathered_attention import GatherPlan
 
 
@@ -27,7 +28,8 @@ class AttentionMetadata:
     slot_mapping: Tensor
     # `diff(cu_query_lens)` as Python ints, so that the host need not wait for the device.
     query_lens_host: tuple[int, ...]
-    seq_lens_host: tuple[int, ...]  # `seq_lens` as Python ints
+    # `seq_lens` as Python ints. For the kernels on a GPU they may be greater, as those of a captured graph are.
+    seq_lens_host: tuple[int, ...]
     # What layers of one shape launch, by that shape; the first of them fills it in.
     launches: dict[Hashable, Any] = attrs.field(factory=dict, init=False, repr=False)
     _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(
@@ -59,7 +61,7 @@ class AttentionMetadata:
             raise KernelShapeError(
                 "num_heads and num_kv_heads", query=tuple(query.shape), keys=tuple(keys.shape)
             )
-        if not query.dtype == keys.dtype == values.dtype:
+        if keys.dtype != values.dtype or not fits_cache(query.dtype, keys.dtype):
             raise KernelShapeError("dtype", query=query.dtype, keys=keys.dtype, values=values.dtype)
         if not query.device == keys.device == values.device == self.block_tables.device:
             raise KernelShapeError(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from triolet.kernels._triton import INTERPRETING, kernel
+from triolet.kernels._triton import INTERPRETING, kernel, run_or_reference
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -32,7 +32,7 @@ _RANKS, _DEPTH, _OUTS = 16, 128, 128
 _FIELDS = 6  # of an entry of a table
 
 
-@kernel
+@kernel.with_widths("num_in", "x_stride")
 def _shrink_kernel(
     x_ptr,  # [num_tokens, num_in]
     shrunk_ptr,  # [num_places, shrunk_width] float32
@@ -72,7 +72,7 @@ def _shrink_kernel(
     tl.store(shrunk, sums, mask=row_live[:, None] & r_live[None, :])
 
 
-@kernel
+@kernel.with_widths("y_stride")
 def _expand_kernel(
     y_ptr,  # [num_tokens, num_out of the layer], added to
     shrunk_ptr, table_ptr, tiles_ptr, tokens_ptr, like_ptr,  # see `_shrink_kernel`
@@ -238,3 +238,19 @@ def add_low_rank_triton(y: Tensor, x: Tensor, table: LowRankTable, tiles: Adapte
         y.stride(0), table.shrunk_width, table.num_modules,
         FIELDS=_FIELDS, ROWS=TILE_ROWS, RANKS=_RANKS, OUTS=_OUTS, WIDEN=INTERPRETING,
     )  # fmt: skip
+
+
+def compile_low_rank(dtype: torch.dtype, adapter_dtype: torch.dtype, device: torch.device) -> None:
+    """Launch the kernels once, so that the first adapter need not wait until they are compiled.
+
+    Args:
+        dtype: of a model, whose layers have multiples of 16 inputs and outputs.
+        adapter_dtype: of its adapters.
+        device: a GPU.
+    """
+    pair = torch.zeros(_RANKS, _RANKS, dtype=adapter_dtype, device=device)
+    table = LowRankTable.of([[LowRankPair(start=0, a=pair, b=pair)]])
+    assert table is not None
+    x = torch.zeros(1, _RANKS, dtype=dtype, device=device)
+    tiles = AdapterTiles.of([torch.tensor([0])], device)
+    run_or_reference(add_low_rank_triton, lambda *_: None, x.clone(), x, table, tiles)

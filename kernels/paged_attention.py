@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2
+from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2, run_or_reference
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.attention.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.cpu.library import library
+from triolet.kernels.float8 import (
+    as_bytes,
+    float8_numbers,
+    gather_float32,
+    mantissa_of,
+)
 from triolet.kernels.gathered_attention import gathered_attention
 
 if TYPE_CHECKING:
@@ -26,10 +32,10 @@ SEGMENT_TOKENS = 512
 where a sequence is split decides the bits of its result."""
 
 
-@kernel
+@kernel.with_widths("query_stride_t", "query_stride_h")
 def _attention_kernel(
     query_ptr,  # [num_tokens, num_heads, HEAD_DIM]
-    keys_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], contiguous
+    keys_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], contiguous; MANTISSA: codes of float8
     values_ptr,  # like keys_ptr
     out_ptr,  # [num_tokens, num_heads, HEAD_DIM]; SPLIT: fp32 [num_seqs, split_queries, num_heads, segments, HEAD_DIM]
     max_ptr,  # SPLIT only: [num_seqs, split_queries, num_heads, num_segments] float32, largest score times log2(e)
@@ -38,13 +44,13 @@ def _attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks]
     seq_lens_ptr,  # [num_seqs]
     cu_query_lens_ptr,  # [num_seqs + 1]
-    num_seqs, segment_tokens, split_queries, scale, soft_cap, sliding_window,
+    num_seqs, segment_tokens, split_queries, scale, value_scale, soft_cap, sliding_window,
     query_stride_t, query_stride_h, block_tables_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     FEW: tl.constexpr, FEW_QUERIES: tl.constexpr, MOST_SEGMENTS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, WIDEN: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, MANTISSA: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Attend from one tile of a sequence's queries, under all query heads of one KV head, over a segment of its keys.
 
@@ -118,35 +124,71 @@ def _attention_kernel(
         sink = tl.load(sinks_ptr + row_head, mask=row_live, other=0.0) * LOG2_E
         largest = tl.where(segment == 0, sink, largest)
         total = tl.where(segment == 0, 1.0, total)
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)
-        key_live = key < end
-        block = tl.load(block_table_ptr + key // BLOCK_SIZE, mask=key_live, other=0).to(tl.int64)
-        slot = block * BLOCK_SIZE + key % BLOCK_SIZE  # int64: slot * stride passes 2**31 on large caches
-        offset = ((slot * num_kv_heads + kv_head) * HEAD_DIM)[:, None] + dim[None, :]  # [KEYS, PADDED_DIM]
-        tile_live = key_live[:, None] & dim_live[None, :]
-        k = tl.load(keys_ptr + offset, mask=tile_live, other=0.0)
-        v = tl.load(values_ptr + offset, mask=tile_live, other=0.0)
-        if WIDEN:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale  # [ROWS, KEYS]
-        if HAS_SOFT_CAP:
-            small = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / soft_cap))  # tanh through what cannot overflow
-            bent = soft_cap * (1.0 - small) / (1.0 + small)
-            scores = tl.where(scores >= 0, bent, -bent)
-        seen = key_live[None, :] & (key[None, :] <= position[:, None])
-        if HAS_WINDOW:
-            seen = seen & (key[None, :] > position[:, None] - sliding_window)
-        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # a row that has seen no key yet
-        weights = tl.exp2(scores - anchor[:, None])
-        fade = tl.exp2(largest - anchor)
-        total = total * fade + tl.sum(weights, axis=1)
-        accumulated = accumulated * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        largest = new_largest
+    # Tiles of keys that all queries see need no mask; with a window there may be none.
+    seen_by_all = seq_len - query_len + first_query + 1
+    middle = begin + tl.maximum(tl.minimum(end, seen_by_all) - begin, 0) // KEYS * KEYS
+    if HAS_WINDOW:
+        middle = begin
+    for part in tl.static_range(2):
+        part_begin = middle
+        part_end = end
+        if part == 0:
+            part_begin = begin
+            part_end = middle
+        for start in range(part_begin, part_end, KEYS):
+            key = start + tl.arange(0, KEYS)
+            if part == 0:
+                key_live = key >= 0
+                block = tl.load(block_table_ptr + key // BLOCK_SIZE).to(tl.int64)
+            else:
+                key_live = key < end
+                if HAS_WINDOW:  # what is behind it may be another sequence's by now, and not finite
+                    key_live = key_live & (key > seq_len - query_len + first_query - sliding_window)
+                block = tl.load(block_table_ptr + key // BLOCK_SIZE, mask=key_live, other=0).to(tl.int64)
+            slot = block * BLOCK_SIZE + key % BLOCK_SIZE  # int64: slot * stride passes 2**31 on large caches
+            offset = ((slot * num_kv_heads + kv_head) * HEAD_DIM)[:, None] + dim[
+                None, :
+            ]  # [KEYS, PADDED_DIM]
+            if part == 0 and HEAD_DIM == PADDED_DIM:
+                k = tl.load(keys_ptr + offset)
+                v = tl.load(values_ptr + offset)
+            else:
+                tile_live = key_live[:, None] & dim_live[None, :]
+                k = tl.load(keys_ptr + offset, mask=tile_live, other=0.0)
+                v = tl.load(values_ptr + offset, mask=tile_live, other=0.0)
+            if MANTISSA:
+                k = float8_numbers(k, MANTISSA, NATIVE).to(query.dtype)
+            if WIDEN:
+                k = k.to(tl.float32)
+            scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale  # [ROWS, KEYS]
+            if HAS_SOFT_CAP:
+                small = tl.exp2(
+                    tl.abs(scores) * (-2.0 * LOG2_E / soft_cap)
+                )  # tanh through what cannot overflow
+                bent = soft_cap * (1.0 - small) / (1.0 + small)
+                scores = tl.where(scores >= 0, bent, -bent)
+            scores = scores * LOG2_E
+            if part == 1:
+                seen = key_live[None, :] & (key[None, :] <= position[:, None])
+                if HAS_WINDOW:
+                    seen = seen & (key[None, :] > position[:, None] - sliding_window)
+                scores = tl.where(seen, scores, float("-inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+            anchor = tl.where(
+                new_largest == float("-inf"), 0.0, new_largest
+            )  # a row that has seen no key yet
+            weights = tl.exp2(scores - anchor[:, None])
+            fade = tl.exp2(largest - anchor)
+            total = total * fade + tl.sum(weights, axis=1)
+            if MANTISSA:  # not before: it would need registers beside the keys
+                v = float8_numbers(v, MANTISSA, NATIVE).to(query.dtype)
+            if WIDEN:
+                v = v.to(tl.float32)
+            accumulated = accumulated * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            largest = new_largest
 
+    if MANTISSA:
+        accumulated = accumulated * value_scale
     out_live = row_live[:, None] & dim_live[None, :]
     if SPLIT:
         tl.store(max_ptr + partial, largest, mask=row_live)
@@ -216,6 +258,8 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Attend from each of this step's tokens to its own sequence's past and itself.
 
@@ -224,7 +268,8 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], last dim contiguous.
-        keys: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype and device of `query`.
+        keys: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype of `query` or float8, device of
+            `query`.
         values: the same.
         metadata: the sequence of each token, and the block tables.
         scale: factor of the scores, usually head_dim ** -0.5.
@@ -232,6 +277,8 @@ def paged_attention(
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None = they stay.
         sinks: [num_heads] float32, a further score of each query head that only adds to the softmax's denominator, so
             that the weights of the keys sum up to less than 1; None = none. It is neither scaled nor capped.
+        key_scale: what keys in float8 are multiplied by; see `triolet.kernels.kv_write`.
+        value_scale: the same of values.
 
     Returns:
         [num_tokens, num_heads, head_dim], dtype of `query`, contiguous; zero in rows that belong to no sequence.
@@ -245,23 +292,29 @@ def paged_attention(
         Moves 2 * query.nbytes and each sequence's keys and values, once per tile of queries.
     """
     metadata.check(query, keys, values)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "sliding_window": sliding_window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
+    scales: dict[str, Any] = {"key_scale": key_scale, "value_scale": value_scale}
     if query.is_cuda:
-        return paged_attention_triton(
+        return run_or_reference(
+            paged_attention_triton,
+            paged_attention_reference,
             query,
             keys,
             values,
             metadata,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            sinks=sinks,
+            **options,
+            **scales,
         )
-    # The compiled kernels do not know sinks.
-    is_known = sinks is None and query.dtype in DTYPES and query.device.type == "cpu"
+    if mantissa_of(keys.dtype):
+        return paged_attention_reference(query, keys, values, metadata, **options, **scales)
+    is_known = query.dtype in DTYPES and query.device.type == "cpu"
     if is_known and (cpp := library()) is not None:
-        return paged_attention_cpp(
-            cpp, query, keys, values, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
-        )
+        return paged_attention_cpp(cpp, query, keys, values, metadata, **options)
     plan = metadata.gather_plan(keys.shape[1], sliding_window)
     return gathered_attention(query, keys, values, plan, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
@@ -276,6 +329,8 @@ def paged_attention_triton(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     segment_tokens: int | None = None,
 ) -> Tensor:
     """`paged_attention` in Triton, without its checks.
@@ -293,12 +348,14 @@ def paged_attention_triton(
     key = (
         num_heads // keys.shape[2],
         head_dim,
-        keys.itemsize,
+        query.itemsize,
         sliding_window,
         segment_tokens or SEGMENT_TOKENS,
     )
     if key not in metadata.launches:
         metadata.launches[key] = tuple(_launches(metadata, *key))
+    mantissa = mantissa_of(keys.dtype)
+    keys, values = as_bytes(keys), as_bytes(values)
     num_seqs = len(metadata.query_lens_host)
     for launch in metadata.launches[key]:
         split = launch.num_segments > 1
@@ -306,18 +363,20 @@ def paged_attention_triton(
         if split:
             rows = num_seqs, launch.split_queries, num_heads, launch.num_segments
             partial = torch.empty(*rows, head_dim, dtype=torch.float32, device=query.device)
-            largest, total = torch.empty(2, *rows, dtype=torch.float32, device=query.device)
+            # Memory of its own for each: half of one tensor begins where no binary of aligned pointers may read.
+            largest, total = (torch.empty(rows, dtype=torch.float32, device=query.device) for _ in range(2))
         _attention_kernel[launch.num_tiles, keys.shape[2], launch.num_segments](
             query, keys, values, partial, largest, total, query if sinks is None else sinks,
             metadata.block_tables, metadata.seq_lens, metadata.cu_query_lens,
-            num_seqs, launch.segment_tokens, launch.split_queries, scale, soft_cap or 0.0, sliding_window or 0,
+            num_seqs, launch.segment_tokens, launch.split_queries,
+            scale * key_scale if mantissa else scale, value_scale, soft_cap or 0.0, sliding_window or 0,
             query.stride(0), query.stride(1), metadata.block_tables.stride(0),
             GROUP=num_heads // keys.shape[2], HEAD_DIM=head_dim, PADDED_DIM=launch.padded_dim,
             BLOCK_SIZE=keys.shape[1], ROWS=launch.rows, QUERIES=launch.queries, KEYS=launch.keys,
             FEW=launch.few, FEW_QUERIES=launch.few_queries, MOST_SEGMENTS=MAX_SEGMENTS,
             HAS_WINDOW=sliding_window is not None, HAS_SOFT_CAP=soft_cap is not None, SPLIT=split, WIDEN=INTERPRETING,
-            HAS_SINKS=sinks is not None,
-            num_warps=4 if launch.rows <= 64 else 8, num_stages=2,
+            HAS_SINKS=sinks is not None, MANTISSA=mantissa, NATIVE=not INTERPRETING,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
         if split:
             _reduce_kernel[num_seqs * launch.split_queries, num_heads](
@@ -343,6 +402,8 @@ class _Launch:
     segment_tokens: int  # keys of one program, of a sequence that is not longer than `MAX_SEGMENTS` of them
     num_segments: int  # programs that share a tile of queries; 1 = no split
     split_queries: int  # the most queries of a sequence that is split
+    num_warps: int
+    num_stages: int  # turns of the loop whose keys are on their way
 
 
 def _launches(
@@ -357,7 +418,7 @@ def _launches(
     query_lens, seq_lens = metadata.query_lens_host, metadata.seq_lens_host
     padded_dim = max(16, next_power_of_2(head_dim))
     row_bytes = padded_dim * itemsize
-    key_tile = min(64, max(16, 16384 // row_bytes))  # two tiles each of keys and values in 64 KiB
+    key_tile, most_rows = _tile(row_bytes, itemsize)
     few_rows = max(16, next_power_of_2(group))
     few_queries = few_rows // group
     few = [
@@ -372,16 +433,29 @@ def _launches(
                 _num_segments(*each, sliding_window, key_tile, segment_tokens) for each in few
             ),
             split_queries=max(query_len for query_len, _ in few),
+            # Float32 has its products in registers, and in those of four warps there is no room for all.
+            num_warps=8 if itemsize == 4 else 4,
+            # The third stage lets the block table be read before the keys of its blocks are wanted.
+            num_stages=3 if itemsize < 4 else 2,
         )  # fmt: skip
     if max(query_lens, default=0) > few_queries:
         # Chunks are not split: their tiles alone are many programs, and their segments would take much memory.
-        rows = max(few_rows, min(64, 32768 // row_bytes))
+        rows = max(few_rows, most_rows)
         queries = rows // group
         num_tiles = sum(query_lens) // queries + len(query_lens)
         yield _Launch(
             False, few_queries, num_tiles, rows, queries, key_tile, padded_dim, segment_tokens,
-            num_segments=1, split_queries=1,
+            num_segments=1, split_queries=1, num_warps=8 if rows * padded_dim >= 8192 else 4, num_stages=2,
         )  # fmt: skip
+
+
+def _tile(row_bytes: int, itemsize: int) -> tuple[int, int]:
+    """Return the keys of a tile, and the rows of one of many queries; a multiprocessor has 99 KiB for them."""
+    if itemsize == 4:
+        # No tensor core multiplies float32 exactly: more than these do not fit into the registers.
+        return 16, 16
+    # Two tiles each of keys and values, and one of queries.
+    return min(64, max(16, 16384 // row_bytes)), min(128, 32768 // row_bytes)
 
 
 def _num_segments(
@@ -406,6 +480,8 @@ def paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """`paged_attention` in torch, a sequence at a time, computed in float32."""
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -415,23 +491,25 @@ def paged_attention_reference(
         zip(metadata.query_lens_host, metadata.seq_lens_host, strict=True)
     ):
         blocks = metadata.block_tables[sequence, : -(-seq_len // block_size)].long()
+        # What is behind the window may be another sequence's by now, and not finite.
+        first = 0 if sliding_window is None else max(0, seq_len - query_len - sliding_window + 1)
         k, v = (
-            cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+            gather_float32(cache, blocks).flatten(0, 1)[first:seq_len].repeat_interleave(group, dim=1)
             for cache in (keys, values)
-        )  # each [seq_len, num_heads, head_dim]
+        )  # each [seq_len - first, num_heads, head_dim]
         rows = slice(start, start + query_len)
-        scores = scale * torch.einsum("qhd,khd->hqk", query[rows].float(), k)
+        scores = scale * key_scale * torch.einsum("qhd,khd->hqk", query[rows].float(), k)
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         position = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
-        key_position = torch.arange(seq_len, device=query.device)
+        key_position = torch.arange(first, seq_len, device=query.device)
         hidden = key_position > position
         if sliding_window is not None:
             hidden |= key_position <= position - sliding_window
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, query_len, 1)), dim=-1)
-        weights = scores.softmax(dim=-1)[..., :seq_len]
-        out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(query.dtype)
+        weights = scores.softmax(dim=-1)[..., : len(key_position)]
+        out[rows] = (value_scale * torch.einsum("hqk,khd->qhd", weights, v)).to(query.dtype)
         start += query_len
     return out

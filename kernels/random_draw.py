@@ -1,6 +1,6 @@
 """Random draws in Triton: temperature, min_p, top_k, top_p, noise and argmax, with no wait of the host.
 
-Two passes. The first one, for rows with a top_k or top_p, finds the least logit that is kept without sorting: the
+Two passes. The first one finds, for rows with a top_k or top_p, the least logit that is kept without sorting: the
 floats become integers of the same order, and a search takes four bits of the threshold at a time, counting (top_k) or
 adding up weights (top_p) above 16 places at once. Weights are integers there, so that sums do not depend on an order.
 The second pass gives each token that is kept its noise and takes the largest share.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from triolet.errors import KernelShapeError
-from triolet.kernels._triton import kernel, next_power_of_2
+from triolet.kernels._triton import device_function, kernel, next_power_of_2
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -28,7 +28,28 @@ TILE = 1024
 """Tokens of one program of the draw, and of one turn of the search."""
 
 
-@kernel
+@device_function
+def _scaled(logits_ptr, live, temperature, floor):
+    """Load logits and divide them by the temperature; -inf for tokens below min_p."""
+    x = tl.div_rn(tl.load(logits_ptr, mask=live, other=float("-inf")), temperature)
+    return tl.where(x < floor, float("-inf"), x)
+
+
+@device_function
+def _order_of(x):
+    """Return integers of the order of floats; -0.0 is 0.0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@device_function
+def _weight_of(x, largest):
+    """Return probabilities as integers: 2 ** 40 for the likeliest token, of which 2 ** 23 fit into int64."""
+    gap = x - largest
+    return (tl.where(gap <= 0.0, tl.exp(gap), 0.0) * 1099511627776.0).to(tl.int64)
+
+
+@kernel.with_widths("logits_stride", "vocab_size")
 def _limits_kernel(
     logits_ptr,  # [num_rows, vocab_size] float32
     max_logits_ptr,  # [num_rows] float32
@@ -43,9 +64,6 @@ def _limits_kernel(
 ):  # fmt: skip
     """Find what top_k and then top_p leave of a row."""
     LEAST: tl.constexpr = -2147483648
-    ONE: tl.constexpr = (
-        1099511627776.0  # 2 ** 40, weight of the likeliest token: 2 ** 23 tokens of it fit into int64
-    )
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * logits_stride
     temperature = tl.load(temperature_ptr + row)
@@ -64,10 +82,8 @@ def _limits_kernel(
             counts = tl.zeros([16, TILE], tl.int32)
             for start in range(0, vocab_size, TILE):
                 live = start + column < vocab_size
-                x = tl.div_rn(tl.load(row_ptr + start + column, mask=live, other=float("-inf")), temperature)
-                x = tl.where(x < floor, float("-inf"), x)
-                bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 is 0.0
-                order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+                x = _scaled(row_ptr + start + column, live, temperature, floor)
+                order = _order_of(x)
                 counts += (live[None, :] & (order[None, :] >= pivots.to(tl.int32)[:, None])).to(tl.int32)
             above = tl.sum(counts, axis=1)  # [16], falling
             threshold += (tl.sum((above >= top_k).to(tl.int64), axis=0) - 1) * step
@@ -84,12 +100,9 @@ def _limits_kernel(
             sums = tl.zeros([16, TILE], tl.int64)
             for start in range(0, vocab_size, TILE):
                 live = start + column < vocab_size
-                x = tl.div_rn(tl.load(row_ptr + start + column, mask=live, other=float("-inf")), temperature)
-                x = tl.where(x < floor, float("-inf"), x)
-                bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-                order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-                gap = x - largest
-                weight = (tl.where(gap <= 0.0, tl.exp(gap), 0.0) * ONE).to(tl.int64)
+                x = _scaled(row_ptr + start + column, live, temperature, floor)
+                order = _order_of(x)
+                weight = _weight_of(x, largest)
                 counted = live & (order >= top_k_threshold.to(tl.int32))
                 above = counted[None, :] & (order[None, :] >= pivots.to(tl.int32)[:, None])
                 sums += tl.where(above, weight[None, :], 0)
@@ -105,12 +118,9 @@ def _limits_kernel(
         equal = tl.zeros([TILE], tl.int64)
         for start in range(0, vocab_size, TILE):
             live = start + column < vocab_size
-            x = tl.div_rn(tl.load(row_ptr + start + column, mask=live, other=float("-inf")), temperature)
-            x = tl.where(x < floor, float("-inf"), x)
-            bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-            order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-            gap = x - largest
-            weight = (tl.where(gap <= 0.0, tl.exp(gap), 0.0) * ONE).to(tl.int64)
+            x = _scaled(row_ptr + start + column, live, temperature, floor)
+            order = _order_of(x)
+            weight = _weight_of(x, largest)
             higher += tl.where(live & (order > threshold.to(tl.int32)), weight, 0)
             equal = tl.maximum(equal, tl.where(live & (order == threshold.to(tl.int32)), weight, 0))
         each = tl.maximum(tl.max(equal, axis=0), 1)
@@ -119,10 +129,8 @@ def _limits_kernel(
         num_before = tl.full([], 0, tl.int32)
         for start in range(0, vocab_size, TILE):
             live = start + column < vocab_size
-            x = tl.div_rn(tl.load(row_ptr + start + column, mask=live, other=float("-inf")), temperature)
-            x = tl.where(x < floor, float("-inf"), x)
-            bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-            order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+            x = _scaled(row_ptr + start + column, live, temperature, floor)
+            order = _order_of(x)
             is_equal = (live & (order == threshold.to(tl.int32))).to(tl.int32)
             rank = num_before + tl.cumsum(is_equal, axis=0)
             ids = tl.where((is_equal > 0) & (rank == num_equal), start + column, vocab_size)
@@ -132,23 +140,26 @@ def _limits_kernel(
     tl.store(last_ids_ptr + row, last_id)
 
 
-@kernel
+@kernel.with_widths("logits_stride", "vocab_size")
 def _draw_kernel(
     logits_ptr, max_logits_ptr, temperature_ptr, log_min_p_ptr,  # see `_limits_kernel`
-    thresholds_ptr, last_ids_ptr,  # LIMITED only
+    thresholds_ptr, last_ids_ptr,  # from it
     answers_ptr,  # [num_rows] int64, where the noise of each answer begins
     positions_ptr,  # [num_rows] int64, index in the answer of the token to be drawn
     shares_ptr,  # out: [num_rows, num_tiles] float32, the largest weight / noise of each tile
     ids_ptr,  # out: [num_rows, num_tiles] int32, the token that has it
     bits_ptr,  # WRITES_BITS only: [num_rows, vocab_size] int64, the noise itself
     logits_stride, vocab_size,
-    LIMITED: tl.constexpr, WRITES_BITS: tl.constexpr, TILE: tl.constexpr,
+    WRITES_BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Draw the winner of a tile of the vocabulary."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     token_id = tile * TILE + tl.arange(0, TILE)
     live = token_id < vocab_size
+    temperature = tl.load(temperature_ptr + row)
+    if temperature == 0.0:
+        return
 
     # SplitMix64, twice: the stream of the position, and in it the number of the token.
     position = tl.load(positions_ptr + row).to(tl.uint64)
@@ -172,17 +183,14 @@ def _draw_kernel(
     )
     noise = tl.where(uniform < 0.5, 2.0 * s * series, -tl.log(1.0 - uniform))
 
-    temperature = tl.load(temperature_ptr + row)
     largest = tl.div_rn(tl.load(max_logits_ptr + row), temperature)
     logit = tl.load(logits_ptr + row * logits_stride + token_id, mask=live, other=float("-inf"))
     x = tl.div_rn(logit, temperature)
     kept = live & (x >= largest + tl.load(log_min_p_ptr + row))
-    if LIMITED:
-        threshold = tl.load(thresholds_ptr + row)
-        order_bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-        order = tl.where(order_bits < 0, order_bits ^ 0x7FFFFFFF, order_bits)
-        is_within = token_id <= tl.load(last_ids_ptr + row)
-        kept = kept & ((order > threshold) | ((order == threshold) & is_within))
+    threshold = tl.load(thresholds_ptr + row)
+    order = _order_of(x)
+    is_within = token_id <= tl.load(last_ids_ptr + row)
+    kept = kept & ((order > threshold) | ((order == threshold) & is_within))
     share = tl.where(kept, tl.exp(x - largest) / noise, -1.0)
     best = tl.max(share, axis=0)
     # The last id stands in for a row without numbers, in which no share equals the largest.
@@ -221,7 +229,6 @@ def draw_triton(
     top_p: Tensor,
     answers: Tensor,
     positions: Tensor,
-    is_limited: bool,
     tolerance: float,
     bits: Tensor | None = None,
 ) -> Tensor:
@@ -230,13 +237,13 @@ def draw_triton(
     Args:
         logits: [num_rows, vocab_size] float32, last dim contiguous; stay as they are.
         max_logits: [num_rows] float32, the largest of each row; if it is not finite, the row gives any token.
-        temperature: [num_rows] float32, positive.
+        temperature: [num_rows] float32, positive; 0 for a row that is not drawn and gets any token. It must have
+            neither top_k nor top_p.
         log_min_p: [num_rows] float32, logarithm of min_p; -inf = none.
         top_k: [num_rows] int64; vocab_size = none.
         top_p: [num_rows] float64; 1 or more = none.
         answers: [num_rows] int64, where the noise of each answer begins.
         positions: [num_rows] int64, index in the answer of the token to be drawn.
-        is_limited: whether some row has a top_k or top_p.
         tolerance: share by which a sum of probabilities may stay below top_p.
         bits: [num_rows, vocab_size] int64, gets the noise's bits; None = they are not written.
 
@@ -258,7 +265,7 @@ def draw_triton(
     if logits.stride(1) != 1:
         raise KernelShapeError("contiguous rows", strides=logits.stride())
     device = logits.device
-    thresholds, last_ids = torch.empty(2, num_rows, dtype=torch.int32, device=device)
+    thresholds, last_ids = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(2))
     tile = min(TILE, max(16, next_power_of_2(vocab_size)))
     num_tiles = -(-vocab_size // tile)
     shares = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device)
@@ -266,15 +273,15 @@ def draw_triton(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows == 0:
         return tokens
-    if is_limited:
-        _limits_kernel[num_rows,](
-            logits, max_logits, temperature, log_min_p, top_k, top_p, thresholds, last_ids,
-            logits.stride(0), vocab_size, TOLERANCE=tolerance, TILE=tile, num_warps=16,
-        )  # fmt: skip
+    # For rows without limits too, which leave it at once: other launches would be a binary more.
+    _limits_kernel[num_rows,](
+        logits, max_logits, temperature, log_min_p, top_k, top_p, thresholds, last_ids,
+        logits.stride(0), vocab_size, TOLERANCE=tolerance, TILE=tile, num_warps=16,
+    )  # fmt: skip
     _draw_kernel[num_rows, num_tiles](
         logits, max_logits, temperature, log_min_p, thresholds, last_ids, answers, positions,
         shares, ids, ids if bits is None else bits, logits.stride(0), vocab_size,
-        LIMITED=is_limited, WRITES_BITS=bits is not None, TILE=tile,
+        WRITES_BITS=bits is not None, TILE=tile,
     )  # fmt: skip
     _winner_kernel[num_rows,](
         shares, ids, tokens, num_tiles, vocab_size, PADDED_TILES=next_power_of_2(num_tiles)

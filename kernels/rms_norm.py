@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.errors import KernelShapeError
-from triolet.kernels._triton import kernel, next_power_of_2
+from triolet.kernels._triton import kernel, next_power_of_2, run_or_reference
 
 if TYPE_CHECKING:
     import triton.language as tl
 
 
-@kernel
+@kernel.with_widths("x_stride_t", "x_stride_h", "residual_stride_t", "residual_stride_h")
 def _rms_norm_kernel(
     x_ptr,  # [num_tokens, num_heads, dim]
     residual_ptr,  # [num_tokens, num_heads, dim], or anything without HAS_RESIDUAL
@@ -81,8 +81,18 @@ def rms_norm(
     Source: RMSNorm, arXiv 1910.07467. Moves 2 * x.nbytes, 4 * x.nbytes with `residual`.
     """
     _check(x, weight, residual)
-    run = rms_norm_triton if x.is_cuda else _rms_norm_cpu
-    normed, new_residual = run(x, weight, eps, residual=residual, weight_offset=weight_offset)
+    if x.is_cuda:
+        normed, new_residual = run_or_reference(
+            rms_norm_triton,
+            rms_norm_reference,
+            x,
+            weight,
+            eps,
+            residual=residual,
+            weight_offset=weight_offset,
+        )
+    else:
+        normed, new_residual = _rms_norm_cpu(x, weight, eps, residual=residual, weight_offset=weight_offset)
     return normed if residual is None else (normed, new_residual)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.errors import KernelShapeError
-from triolet.kernels._triton import kernel
+from triolet.kernels._triton import kernel, run_or_reference
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TILE = 1024
 
 
-@kernel
+@kernel.with_widths("dim", "gate_up_stride")
 def _gate_mul_kernel(
     gate_up_ptr,  # [num_rows, 2 * dim]
     out_ptr,  # [num_rows, dim], contiguous
@@ -57,7 +57,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     _check(gate_up)
     if gate_up.is_cuda:
-        return silu_mul_triton(gate_up)
+        return run_or_reference(silu_mul_triton, silu_mul_reference, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -91,7 +91,7 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """
     _check(gate_up)
     if gate_up.is_cuda:
-        return gelu_tanh_mul_triton(gate_up)
+        return run_or_reference(gelu_tanh_mul_triton, gelu_tanh_mul_reference, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
 

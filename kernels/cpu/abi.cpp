@@ -17,25 +17,31 @@ namespace {
 #define LINEAR(_) \
   _(weights), _(bias), _(scales), _(zero_point_offsets), _(panels), _(num_out), _(num_in), _(bits), _(gated)
 #define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
+#define EXPERTS(_)                                                                                                \
+  _(router), _(in), _(out), _(num_experts), _(per_token), _(is_normalised), _(has_shared), _(gate_alpha),         \
+      _(gate_limit)
 #define LAYER(_)                                                                                                  \
-  _(qkv), _(attention_out), _(gate_up), _(down), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
+  _(qkv), _(attention_out), _(gate_up), _(down), _(experts), _(sinks), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
       _(attention_norm_bias), _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(cos_sin),            \
-      _(rotary_dim), _(sliding_window), _(scale)
+      _(rotary_dim), _(sliding_window), _(interleaved), _(scale)
 #define MODEL(_)                                                                                                  \
-  _(layers), _(embedding), _(learned_positions), _(final_norm), _(final_norm_bias), _(head), _(argmax_filter),     \
+  _(layers), _(embedding), _(learned_positions), _(query_factors), _(final_norm), _(final_norm_bias), _(head),     \
+      _(argmax_filter),                                                                                           \
       _(num_layers), _(hidden), _(intermediate),                                                                  \
-      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(eps), _(attention_soft_cap), \
-      _(logit_soft_cap), _(embedding_scale)
+      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(norms_rows), _(parallel), _(few_rows),    \
+      _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
+#define CACHE_GROUP(_) _(slots), _(block_tables)
 #define STEP(_)                                                                                                   \
-  _(token_ids), _(positions), _(slots), _(logits_indices), _(cu_query_lens), _(seq_lens), _(block_tables),        \
-      _(keys), _(values), _(embeddings), _(hidden), _(logits), _(max_logits), _(argmax), _(adapter_slots),            \
-      _(adapters), _(block_tables_stride), _(num_tokens), _(num_seqs), _(num_logits), _(block_size), _(num_threads)
+  _(token_ids), _(positions), _(logits_indices), _(cu_query_lens), _(seq_lens), _(groups), _(group_of_layer),      \
+      _(keys), _(values), _(embeddings), _(hidden), _(logits), _(max_logits), _(argmax), _(adapter_slots),         \
+      _(adapters), _(block_tables_stride), _(num_groups), _(num_tokens), _(num_seqs), _(num_logits),               \
+      _(block_size), _(num_threads)
 #define ADAPTER_PIECE(_) _(b), _(first_half), _(step), _(num_halves), _(first_rank), _(rank)
 #define ADAPTER_LINEAR(_) _(a), _(pieces), _(bias), _(magnitude), _(num_pieces), _(rank)
 #define ADAPTER(_) _(layers), _(embedding), _(head), _(dtype), _(max_rank)
 #define MULTI_STEP_RUN(_) _(elapsed_s), _(num_steps), _(is_halted), _(num_done)
 #define ATTENTION_CALL(_)                                                                                         \
-  _(query), _(keys), _(values), _(out), _(cu_query_lens), _(seq_lens), _(block_tables), _(query_stride_t),        \
+  _(query), _(keys), _(values), _(sinks), _(out), _(cu_query_lens), _(seq_lens), _(block_tables), _(query_stride_t),        \
       _(query_stride_h), _(block_tables_stride), _(num_seqs), _(num_heads), _(num_kv_heads), _(head_dim),         \
       _(block_size), _(sliding_window), _(dtype), _(num_threads), _(scale), _(soft_cap)
 #define DRAW(_) _(top_p), _(answer), _(position), _(temperature), _(max_logit), _(log_min_p), _(top_k)
@@ -66,8 +72,10 @@ std::string all_layouts() {
   ADD(BlockPanel, BLOCK_PANEL);
   ADD(Linear, LINEAR);
   ADD(ArgmaxFilter, ARGMAX_FILTER);
+  ADD(Experts, EXPERTS);
   ADD(Layer, LAYER);
   ADD(Model, MODEL);
+  ADD(CacheGroup, CACHE_GROUP);
   ADD(Step, STEP);
   ADD(AdapterPiece, ADAPTER_PIECE);
   ADD(AdapterLinear, ADAPTER_LINEAR);

@@ -42,15 +42,27 @@ class ArgmaxFilterStruct(ctypes.Structure):
     _fields_ = (("int8", LinearStruct), ("bounds", _P), ("max_rows", _I))
 
 
+class ExpertsStruct(ctypes.Structure):
+    """`Experts` in step.h."""
+
+    _fields_ = (
+        ("router", LinearStruct),
+        *((name, _P) for name in ("in", "out")),
+        *((name, _I) for name in ("num_experts", "per_token", "is_normalised", "has_shared")),
+        *((name, _F) for name in ("gate_alpha", "gate_limit")),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     """`Layer` in step.h."""
 
     _fields_ = (
         *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, _P) for name in ("experts", "sinks")),
         *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
         *((name, _P) for name in ("attention_norm_bias", "mlp_norm_bias")),
         *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "cos_sin")),
-        *((name, _I) for name in ("rotary_dim", "sliding_window")),
+        *((name, _I) for name in ("rotary_dim", "sliding_window", "interleaved")),
         ("scale", _F),
     )
 
@@ -59,29 +71,38 @@ class ModelStruct(ctypes.Structure):
     """`Model` in step.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("layers", "embedding", "learned_positions")),
+        *((name, _P) for name in ("layers", "embedding", "learned_positions", "query_factors")),
         *((name, _P) for name in ("final_norm", "final_norm_bias")),
         ("head", LinearStruct),
         ("argmax_filter", ArgmaxFilterStruct),
         *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
-        *((name, _I) for name in ("head_dim", "dtype", "gelu", "embedding_format")),
-        *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap", "embedding_scale")),
+        *((name, _I) for name in ("head_dim", "dtype", "gelu", "embedding_format", "norms_rows", "parallel")),
+        ("few_rows", _I),
+        *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap")),
+        *((name, _F) for name in ("embedding_scale", "residual_scale", "logit_scale")),
     )
+
+
+class CacheGroupStruct(ctypes.Structure):
+    """`CacheGroup` in step.h."""
+
+    _fields_ = (("slots", _P), ("block_tables", _P))
 
 
 class StepStruct(ctypes.Structure):
     """`Step` in step.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("token_ids", "positions", "slots", "logits_indices")),
-        *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
+        *((name, _P) for name in ("token_ids", "positions", "logits_indices", "cu_query_lens", "seq_lens")),
+        *((name, _P) for name in ("groups", "group_of_layer")),
         *(
             (name, _P)
             for name in ("keys", "values", "embeddings", "hidden", "logits", "max_logits", "argmax")
         ),
         *((name, _P) for name in ("adapter_slots", "adapters")),
         ("block_tables_stride", ctypes.c_int64),
-        *((name, _I) for name in ("num_tokens", "num_seqs", "num_logits", "block_size", "num_threads")),
+        *((name, _I) for name in ("num_groups", "num_tokens", "num_seqs", "num_logits")),
+        *((name, _I) for name in ("block_size", "num_threads")),
     )
     kept: tuple[object, ...] = ()
     """Tensors and arrays that the addresses point at, alive as long as the struct is."""
@@ -125,7 +146,7 @@ class AttentionCall(ctypes.Structure):
     """`AttentionCall` in attention/work_items.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("query", "keys", "values", "out")),
+        *((name, _P) for name in ("query", "keys", "values", "sinks", "out")),
         *((name, _P) for name in ("cu_query_lens", "seq_lens", "block_tables")),
         *((name, ctypes.c_int64) for name in ("query_stride_t", "query_stride_h", "block_tables_stride")),
         *((name, _I) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim")),
@@ -149,8 +170,10 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "BlockPanel": BlockPanelStruct,
     "Linear": LinearStruct,
     "ArgmaxFilter": ArgmaxFilterStruct,
+    "Experts": ExpertsStruct,
     "Layer": LayerStruct,
     "Model": ModelStruct,
+    "CacheGroup": CacheGroupStruct,
     "Step": StepStruct,
     "AdapterPiece": AdapterPieceStruct,
     "AdapterLinear": AdapterLinearStruct,

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels: ahead of time, into a wheel; or at first use, a few seconds, kept in the user's cache.
+"""Compile the C++ kernels: ahead of time, into a wheel; or at first use, half a minute, kept in the user's cache.
 
 It needs nothing but a C++17 compiler: no torch headers, only a plain C interface, and no library but the C library.
 A library is compiled for one kind of CPU (targets.py). What a wheel brings is found by a hash of the sources that lie
@@ -26,9 +26,9 @@ from triolet.kernels.cpu.targets import NATIVE, X86_TARGETS, Target, cpu_facts
 SOURCES = Path(__file__).parent
 SHIPPED = "shipped"  # folder beside the sources, in wheels only
 SLOW_S = 1.0  # a start-up that pauses longer than this says why
-TIMEOUT_S = (
-    300.0  # a compiler that hangs must not hang the engine with it; a slow machine takes tens of seconds
-)
+# A compiler that hangs must not hang the engine with it. A usual machine takes half a minute for a target; one whose
+# neighbours take its caches has been seen to take 20 times as long, and a wheel has four libraries.
+TIMEOUT_S = 3600.0
 
 _FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-Wno-psabi", "-fvisibility=hidden",
@@ -76,7 +76,7 @@ class Toolchain:
         facts += target.flags
         if target == NATIVE:
             facts += cpu_facts()
-        return _sources_hash("\0".join(facts))
+        return sources_hash("\0".join(facts))
 
     def compile(self, targets: Sequence[tuple[Target, Path]], folder: Path) -> None:
         """Make a library for each target at the path beside it, with intermediate files in `folder`.
@@ -157,11 +157,11 @@ def cache_folder() -> Path:
 
 
 def _shipped_name(target: Target) -> str:
-    return f"kernels-{target.library}-{_sources_hash()}.so"
+    return f"kernels-{target.library}-{sources_hash()}.so"
 
 
-def _sources_hash(facts: str = "") -> str:
-    # 24 hexadecimal digits that change with the sources, or with the facts
+def sources_hash(facts: str = "") -> str:
+    """Return 24 hexadecimal digits that change with the sources of the kernels, or with `facts`."""
     digest = hashlib.sha256(facts.encode())
     for source in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         name = source.relative_to(SOURCES).as_posix()

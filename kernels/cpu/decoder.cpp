@@ -1,5 +1,4 @@
-// One step of a dense decoder (Llama, Qwen, Phi, Gemma, GPT-2) in one call: token ids to logits, with the keys and values
-// written to the cache.
+// One step of a decoder in one call: token ids to logits, with the keys and values written to the cache.
 //
 // All threads run the same stages: projection, rotary and KV write, attention, projection, ... (see
 // threading/thread_pool.h). One thread computes an item, in a fixed order, so the result has the same bits for any
@@ -9,8 +8,9 @@
 // (norms), or done inside the item that needs it (rotary and KV write, before the attention).
 
 #include "attention/work_items.h"
+#include "experts.h"
 #include "gemm/bf16x3.h"
-#include "gemm/blocks.h"
+#include "gemm/block_dots.h"
 #include "gemm/int4.h"
 #include "row.h"
 #include "sampling/argmax.h"
@@ -24,7 +24,6 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 namespace {
 
 constexpr int STAGES = 9, STAGES_PER_LAYER = 18;  // at most
-constexpr int FEW_TOKENS = 4;           // up to here every thread normalises all rows itself
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
 
@@ -38,7 +37,7 @@ struct Workspace {
   const Model& model;
   const Step& step;
   AttentionCall attention;  // the fields that are equal in all layers
-  std::vector<WorkItem> items;
+  std::vector<WorkItem> items;  // of all cache groups: a prefix that is common in one has equal tokens in all
   Stages stages;
   std::vector<Argmax> argmaxes;        // [threads, num_logits]
   std::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
@@ -53,12 +52,17 @@ struct Workspace {
   Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
   float* shrunk;                                    // [rows, shrunk_width]: A x of the rows that have adapters
   float* wide;                                // widened inputs, see widens_inputs
+  float* router_logits;                       // [tokens, router_width]
+  ExpertOrder order;                          // of the tokens, in the layer that is computed
+  std::vector<std::vector<ExpertRows>> expert_rows;  // of each layer: a late thread counts the items of earlier ones
+  typename InputsOf<T>::Type* expert_activated;      // [tokens * experts_used, expert_width]
+  int router_width = 0, expert_width = 0, used = 0;  // at most, of all layers
 
   Workspace(const Model& model, const Step& step)
       : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
     attention.cu_query_lens = step.cu_query_lens;
     attention.seq_lens = step.seq_lens;
-    attention.block_tables = step.block_tables;
+    if (step.num_groups) attention.block_tables = step.groups->block_tables;
     attention.block_tables_stride = step.block_tables_stride;
     attention.query_stride_t = qkv_width();
     attention.query_stride_h = model.head_dim;
@@ -79,6 +83,7 @@ struct Workspace {
     if (step.adapter_slots) group_adapters();
     if (finds_argmax()) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     if (uses_argmax_filter()) candidates.resize(argmaxes.size());
+    measure_experts();
     reserve();
   }
 
@@ -108,6 +113,18 @@ struct Workspace {
     return model.head.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
   }
 
+  void measure_experts() {
+    for (int index = 0; index < model.num_layers; ++index) {
+      const Experts* experts = model.layers[index].experts;
+      if (!experts) continue;
+      expert_rows.resize(model.num_layers);
+      router_width = std::max(router_width, experts->router.num_out);
+      used = std::max(used, experts_used(*experts));
+      for (int expert = 0; expert < experts_in_all(*experts); ++expert)
+        expert_width = std::max(expert_width, experts->out[expert].num_in);
+    }
+  }
+
   void group_adapters() {
     auto adapter_of = [&](int64_t row) {
       const int64_t slot = step.adapter_slots[row];
@@ -135,8 +152,11 @@ struct Workspace {
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     const size_t widened = widens_inputs() ? rows * widest : 0;
     const size_t unnormed_numbers = has_post_norms() ? rows * model.hidden : 0;
-    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 2 * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + 14 * 16);
+    const size_t places = static_cast<size_t>(step.num_tokens) * used;
+    const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
+    const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
+    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 3 * scales) +
+                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + routed + 22 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -152,10 +172,17 @@ struct Workspace {
     int8_rows.scales = take(std::max(rows * scales, 2 * num_estimated) * sizeof(float));
     lengths = take(num_estimated * sizeof(float));
     int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
+    int8_rows.group_sums = take(rows * scales * sizeof(float));
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
     shrunk = take(rows * shrunk_width * sizeof(float));
     unnormed = take(unnormed_numbers * sizeof(float));
+    router_logits = take(static_cast<size_t>(step.num_tokens) * router_width * sizeof(float));
+    order.chosen = reinterpret_cast<int32_t*>(take(places * sizeof(int32_t)));
+    order.token = reinterpret_cast<int32_t*>(take(places * sizeof(int32_t)));
+    order.shares = take(places * sizeof(float));
+    order.share = take(places * sizeof(float));
+    expert_activated = reinterpret_cast<typename InputsOf<T>::Type*>(take(activated_bytes));
   }
 };
 
@@ -163,6 +190,8 @@ struct Workspace {
 // therefore write nothing shared, and must not rely on shared values, which later stages may be changing.
 template <class T>
 class Worker {
+  using Input = typename InputsOf<T>::Type;
+
  public:
   Worker(Workspace<T>& shared, int thread)
       : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden),
@@ -261,16 +290,33 @@ class Worker {
 
   template <class Use>
   void multiply_blocks(const Linear& linear, const T* x, int num_rows, Use use) {
+    if (linear.bits == 8) return dot_blocks(linear, as_int8(linear, x, num_rows), num_rows, use);
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, BFloat16>)
+      if (linear.bits == 16) return dot_blocks(linear, as_bf16(linear, x, num_rows), num_rows, use);
+#endif
     const float* wide = as_floats(linear, x, num_rows);
-    auto multiply_panels = [&](int panel, int count, int first, int rows) {
-      multiply_block_panels(linear, panel, count, wide + static_cast<ptrdiff_t>(first) * linear.num_in, rows,
+    block_stage(linear, num_rows, [&](int panel, int panels, int first, int count) {
+      multiply_block_panels(linear, panel, panels, wide + static_cast<ptrdiff_t>(first) * linear.num_in, count,
                             [&](int mine, int row, const float* sums) { use(first + row, mine, sums); });
-    };
+    });
+  }
+
+  template <class Rows, class Use>
+  void dot_blocks(const Linear& linear, const Rows& rows, int num_rows, Use use) {
+    block_stage(linear, num_rows, [&](int panel, int panels, int first, int count) {
+      dot_block_panels(linear, panel, panels, rows.from(first, linear), count,
+                       [&](int mine, int row, const float* sums) { use(first + row, mine, sums); });
+    });
+  }
+
+  // Run a stage of work(panel, panels, first row, rows): two panels at a time for one row.
+  template <class Work>
+  void block_stage(const Linear& linear, int num_rows, Work work) {
     if (num_rows > 1)
-      return panel_stage(linear, num_rows,
-                         [&](int panel, int first, int rows) { multiply_panels(panel, 1, first, rows); });
+      return panel_stage(linear, num_rows, [&](int panel, int first, int rows) { work(panel, 1, first, rows); });
     const int panels = num_rows ? linear.num_panels() : 0;
-    stage((panels + 1) / 2, [&](int item) { multiply_panels(2 * item, std::min(2, panels - 2 * item), 0, 1); });
+    stage((panels + 1) / 2, [&](int item) { work(2 * item, std::min(2, panels - 2 * item), 0, 1); });
   }
 
   template <class Use>
@@ -301,20 +347,41 @@ class Worker {
     return round_up((num_rows + parts - 1) / parts, 2 * AMX_ROWS);
   }
 
+  // Return whether rows are prepared in a stage of their own, which waits for all threads; few are in every thread.
+  bool are_many(int num_rows) const { return num_rows > model_.few_rows; }
+
   // Quantise rows to int8; few rows in every thread, which saves a stage.
   Int8Rows as_int8(const Linear& linear, const T* x, int num_rows) {
     const ptrdiff_t width = linear.num_in;
-    if (num_rows > FEW_TOKENS) {
+    if (are_many(num_rows)) {
       stage(num_rows, [&](int row) { quantise_row(linear, x + row * width, row, shared_.int8_rows); });
       return shared_.int8_rows;
     }
     static thread_local Scratch scratch;
-    const size_t scales = FEW_TOKENS * Int8Rows::num_scales(linear.num_in);
-    float* own = scratch.floats(2 * scales + FEW_TOKENS * (width + 3) / 4);
-    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 2 * scales), own, reinterpret_cast<int32_t*>(own + scales)};
+    const size_t scales = num_rows * Int8Rows::num_scales(linear.num_in);
+    float* own = scratch.floats(3 * scales + num_rows * ((width + 3) / 4));
+    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 3 * scales), own, reinterpret_cast<int32_t*>(own + scales),
+                        own + 2 * scales};
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
   }
+
+#if defined(__AVX512BF16__)
+  // Copy rows in the order in which blocks are multiplied with them; few rows in every thread, which saves a stage.
+  Bf16Rows as_bf16(const Linear& linear, const T* x, int num_rows) {
+    static thread_local Scratch scratch;
+    const ptrdiff_t width = linear.num_in, groups = width / GROUP;
+    float* sums = are_many(num_rows) ? shared_.wide : scratch.floats(num_rows * (groups + (width + 1) / 2));
+    const Bf16Rows rows{reinterpret_cast<BFloat16*>(sums + num_rows * groups), sums};
+    auto put = [&](int row) { rows.put(x + row * width, row, linear.num_in); };
+    if (are_many(num_rows)) {
+      stage(num_rows, put);
+      return rows;
+    }
+    for (int row = 0; row < num_rows; ++row) put(row);
+    return rows;
+  }
+#endif
 
   // Widen rows to float32; few rows in every thread, which saves a stage.
   const float* as_floats(const Linear&, const float* x, int) { return x; }
@@ -322,13 +389,13 @@ class Worker {
   const float* as_floats(const Linear& linear, const BFloat16* x, int num_rows) {
     static thread_local Scratch scratch;
     const ptrdiff_t width = linear.num_in;
-    if (num_rows > FEW_TOKENS) {
+    if (are_many(num_rows)) {
       stage(num_rows, [&](int row) {
         for (int i = 0; i < width; ++i) shared_.wide[row * width + i] = widen(x[row * width + i]);
       });
       return shared_.wide;
     }
-    float* own = scratch.floats(FEW_TOKENS * width);
+    float* own = scratch.floats(num_rows * width);
     for (int i = 0; i < num_rows * width; ++i) own[i] = widen(x[i]);
     return own;
   }
@@ -339,7 +406,7 @@ class Worker {
     const int width = linear.num_in;
     Bf16x3Rows rows{shared_.bf16x3_rows.tiles, num_blocks(width)};
     auto split = [&](int row) { split_row(x + row * static_cast<ptrdiff_t>(width), width, row, rows); };
-    if (num_rows > FEW_TOKENS) {
+    if (are_many(num_rows)) {
       stage(num_rows, split);
       return rows;
     }
@@ -351,12 +418,12 @@ class Worker {
   // Normalise rows of the residual stream; few rows in every thread, which saves a stage.
   template <class Row>
   const T* normed(int count, const Norm& norm, Row row) {
-    if (count > FEW_TOKENS) {
+    if (are_many(count)) {
       stage(count, [&](int i) { normalise(row(i), norm, shared_.normed + i * hidden_); });
       return shared_.normed;
     }
     static thread_local Scratch scratch;
-    T* own = reinterpret_cast<T*>(scratch.floats(FEW_TOKENS * hidden_));
+    T* own = reinterpret_cast<T*>(scratch.floats(static_cast<size_t>(count) * hidden_));
     for (int i = 0; i < count; ++i) normalise(row(i), norm, own + i * hidden_);
     return own;
   }
@@ -370,8 +437,9 @@ class Worker {
     const int first = panel * TILE_COLUMNS, vocab_size = model_.head.num_out;
     const int count = std::min(TILE_COLUMNS, vocab_size - first);
     alignas(64) float squeezed[TILE_COLUMNS];
-    if (model_.logit_soft_cap > 0.0f) {
-      for (int j = 0; j < TILE_COLUMNS; j += LANES) store(squeezed + j, capped(load(sums + j), model_.logit_soft_cap));
+    if (model_.logit_soft_cap > 0.0f || model_.logit_scale != 1.0f) {
+      for (int j = 0; j < TILE_COLUMNS; j += LANES)
+        store(squeezed + j, capped(load(sums + j) * model_.logit_scale, model_.logit_soft_cap));
       sums = squeezed;
     }
     if (T* all = static_cast<T*>(step_.logits))
@@ -411,7 +479,7 @@ class Worker {
       list[static_cast<ptrdiff_t>(i) * num_rows].for_each(floor, [&](int first) {
         if (place++ % num_parts != part) return;
         alignas(64) T logits[LANES];
-        store(logits, multiply_lanes(model_.head, x + row * hidden_, first));
+        store(logits, multiply_lanes(model_.head, x + row * hidden_, first) * model_.logit_scale);
         const int count = std::min(LANES, model_.head.num_out - first);
         shared_.argmaxes[static_cast<ptrdiff_t>(thread_) * num_rows + row].update(logits, count, first);
       });
@@ -420,14 +488,15 @@ class Worker {
   // Quantise the head's inputs for the filter; few rows in every thread, which saves a stage.
   EstimationRows estimation_rows(const T* x) {
     const int num_rows = step_.num_logits;
-    if (num_rows > FEW_TOKENS) {
+    if (are_many(num_rows)) {
       const EstimationRows rows{shared_.int8_rows, shared_.lengths};
       stage(num_rows, [&](int row) { quantise_twice(x + row * hidden_, model_.hidden, row, rows); });
       return rows;
     }
     static thread_local Scratch scratch;
-    float* own = scratch.floats(3 * FEW_TOKENS + (2 * FEW_TOKENS * hidden_ + 3) / 4);
-    const EstimationRows rows{{reinterpret_cast<uint8_t*>(own + 3 * FEW_TOKENS), own, nullptr}, own + 2 * FEW_TOKENS};
+    const size_t count = num_rows;
+    float* own = scratch.floats(3 * count + (2 * count * hidden_ + 3) / 4);
+    const EstimationRows rows{{reinterpret_cast<uint8_t*>(own + 3 * count), own, nullptr}, own + 2 * count};
     for (int row = 0; row < num_rows; ++row) quantise_twice(x + row * hidden_, model_.hidden, row, rows);
     return rows;
   }
@@ -440,7 +509,7 @@ class Worker {
     if (!norm)
       return multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
         float* to = place(shared_.residual, row, panel);
-        for (int j = 0; j < count(panel); ++j) to[j] += sums[j];
+        for (int j = 0; j < count(panel); ++j) to[j] += sums[j] * model_.residual_scale;
       });
     multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
       std::copy(sums, sums + count(panel), place(shared_.unnormed, row, panel));
@@ -448,7 +517,7 @@ class Worker {
     stage(step_.num_tokens, [&](int token) {
       float *from = shared_.unnormed + token * hidden_, *to = shared_.residual + token * hidden_;
       scale_row(from, norm, norm_factor(from), model_.hidden, from);
-      for (int i = 0; i < model_.hidden; ++i) to[i] += from[i];
+      for (int i = 0; i < model_.hidden; ++i) to[i] += from[i] * model_.residual_scale;
     });
   }
 
@@ -460,14 +529,119 @@ class Worker {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
       std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
     });
+    // Of a parallel block before the residual stream changes: few rows of it are normalised outside of stages.
+    if (model_.parallel) gate_up(layer, index, x);
     attention(layer, index);
     add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
-    x = all_normed({layer.mlp_norm, layer.mlp_norm_bias});
-    multiply_adapted(layer.gate_up, 4 * index + 2, x, step_.num_tokens, adapted,
+    if (layer.experts) return mixture(*layer.experts, index, all_normed({layer.mlp_norm, layer.mlp_norm_bias}));
+    if (!model_.parallel) gate_up(layer, index, all_normed({layer.mlp_norm, layer.mlp_norm_bias}));
+    add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm);
+  }
+
+  void gate_up(const Layer& layer, int index, const T* x) {
+    multiply_adapted(layer.gate_up, 4 * index + 2, x, step_.num_tokens, shared_.adapted_tokens,
                      [&](int row, int panel, const float* sums) {
                        layer.gate_up.gated ? activate_gates(row, panel, sums) : activate(row, panel, sums);
                      });
-    add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm);
+  }
+
+  // Add what each token's experts make of it to the residual stream.
+  void mixture(const Experts& experts, int index, const T* x) {
+    route_tokens(experts, index, x);
+    const std::vector<ExpertRows>& groups = shared_.expert_rows[index];
+    const int num_groups = static_cast<int>(groups.size()), panels = experts.in[0].num_panels();
+    const auto is_routed = [&](const ExpertRows& rows) { return rows.expert < experts.num_experts; };
+    const int num_routed = static_cast<int>(std::count_if(groups.begin(), groups.end(), is_routed));
+    // The shared expert comes last, and its width is its own.
+    const int wide_panels = experts.has_shared ? experts.in[experts.num_experts].num_panels() : 1;
+    stage(static_cast<int64_t>(num_routed) * panels + static_cast<int64_t>(num_groups - num_routed) * wide_panels,
+          [&](int item) {
+            const int beyond = item - num_routed * panels;
+            const int group = beyond < 0 ? item / panels : num_routed + beyond / wide_panels;
+            const int panel = beyond < 0 ? item % panels : beyond % wide_panels;
+            const ExpertRows& rows = groups[group];
+            multiply_panel<T>(experts.in[rows.expert], panel, inputs_of(x, rows, group), hidden_, rows.count,
+                              [&](int row, const float* sums) { gate_expert(experts, rows, row, panel, sums); });
+          });
+    // Every item adds up the experts in their order, so that it is the same for any number of threads.
+    const int out_panels = (model_.hidden + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const int at_once = are_many(step_.num_tokens) ? std::max(1, out_panels / (4 * step_.num_threads)) : 1;
+    stage(num_groups ? (out_panels + at_once - 1) / at_once : 0, [&](int item) {
+      const int last = std::min(out_panels, (item + 1) * at_once);
+      for (const ExpertRows& rows : groups)
+        for (int panel = item * at_once; panel < last; ++panel)
+          multiply_panel<T>(experts.out[rows.expert], panel,
+                            shared_.expert_activated + static_cast<ptrdiff_t>(rows.first) * shared_.expert_width,
+                            shared_.expert_width, rows.count, [&](int row, const float* sums) {
+                              add_expert(rows.first + row, panel, sums);
+                            });
+    });
+  }
+
+  // Choose the experts of all tokens, and put the tokens in their order.
+  void route_tokens(const Experts& experts, int index, const T* x) {
+    const int tokens = step_.num_tokens, width = shared_.router_width, used = experts_used(experts);
+    multiply(experts.router, x, tokens, [&](int row, int panel, const float* sums) {
+      const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, experts.router.num_out - first);
+      std::copy(sums, sums + count, shared_.router_logits + static_cast<ptrdiff_t>(row) * width + first);
+    });
+    const ExpertOrder& order = shared_.order;
+    auto route_token = [&](int token) {
+      route(experts, shared_.router_logits + static_cast<ptrdiff_t>(token) * width, order.chosen + token * used,
+            order.shares + token * used);
+    };
+    if (are_many(tokens)) stage(tokens, route_token);
+    stage(1, [&](int) {
+      for (int token = 0; !are_many(tokens) && token < tokens; ++token) route_token(token);
+      const int most = std::max<int>(PART_BYTES / (hidden_ * sizeof(Input)), 2 * ROW_BLOCK);
+      shared_.expert_rows[index] = order.group(experts, tokens, most);
+    });
+  }
+
+  // Return the inputs of an expert's tokens, one after the other; they are gathered once for all panels of a thread.
+  const Input* inputs_of(const T* x, const ExpertRows& rows, int group) {
+    static thread_local Scratch scratch;
+    const ExpertOrder& order = shared_.order;
+    if constexpr (std::is_same_v<Input, T>)
+      if (order.are_adjacent(rows)) return x + order.token[rows.first] * hidden_;
+    if (gathered_stage_ == next_stage_ && gathered_group_ == group) return gathered_;
+    Input* to = reinterpret_cast<Input*>(scratch.floats(rows.count * hidden_));
+    for (int row = 0; row < rows.count; ++row) {
+      const T* from = x + order.token[rows.first + row] * hidden_;
+      if constexpr (std::is_same_v<Input, T>)
+        std::copy(from, from + hidden_, to + row * hidden_);
+      else
+        widen_row(from, model_.hidden, to + row * hidden_);
+    }
+    gathered_stage_ = next_stage_;
+    gathered_group_ = group;
+    return gathered_ = to;
+  }
+
+  void gate_expert(const Experts& experts, const ExpertRows& rows, int row, int panel, const float* sums) {
+    constexpr int HALF = TILE_COLUMNS / 2;
+    const float limit = experts.gate_limit;
+    alignas(64) float product[HALF];
+    for (int j = 0; j < HALF; j += LANES) {
+      Floats gate = load(sums + j), up = load(sums + HALF + j);
+      if (limit > 0.0f) {
+        gate = gate > limit ? splat(limit) : gate;
+        up = up > limit ? splat(limit) : up < -limit ? splat(-limit) : up;
+        store(product + j, (up + 1.0f) * (gate * sigmoid(gate * experts.gate_alpha)));
+      } else {
+        store(product + j, activated(gate) * up);
+      }
+    }
+    const int first = panel * HALF, count = std::min(HALF, experts.out[rows.expert].num_in - first);
+    narrow_row(product, count, 1.0f,
+               shared_.expert_activated + static_cast<ptrdiff_t>(rows.first + row) * shared_.expert_width + first);
+  }
+
+  void add_expert(int place, int panel, const float* sums) {
+    const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
+    const float share = shared_.order.share[place] * model_.residual_scale;
+    float* to = shared_.residual + shared_.order.token[place] * hidden_ + first;
+    for (int j = 0; j < count; ++j) to[j] += sums[j] * share;
   }
 
   void embed(int token) {
@@ -514,6 +688,7 @@ class Worker {
 
   void normalise(int token, const Norm& norm, T* to) {
     const float* from = shared_.residual + token * hidden_;
+    if (!norm.weight) return narrow_row(from, model_.hidden, 1.0f, to);
     if (norm.bias) return center_row(from, norm.weight, norm.bias, model_.eps, model_.hidden, to);
     scale_row(from, norm.weight, norm_factor(from), model_.hidden, to);
   }
@@ -523,22 +698,49 @@ class Worker {
     return 1.0f / std::sqrt(sum_of_squares(row, model_.hidden) / model_.hidden + model_.eps);
   }
 
+  // Factors that bring the queries and the keys of a token to a root mean square of 1, over all heads.
+  struct RowFactors {
+    float queries, keys;
+  };
+
+  RowFactors row_factors(const Layer& layer, int token) const {
+    if (!model_.norms_rows || !layer.query_norm) return {};
+    const int queries = shared_.query_width(), keys = model_.num_kv_heads * model_.head_dim;
+    const float* x = shared_.projected + static_cast<ptrdiff_t>(token) * qkv_width_;
+    auto factor = [&](const float* row, int count) {
+      return 1.0f / std::sqrt(sum_of_squares(row, count) / count + model_.eps);
+    };
+    return {factor(x, queries), factor(x + queries, keys)};
+  }
+
   // Apply norm and rotary embedding to one projected head; write keys and values to the cache.
-  void write_head(const Layer& layer, int index, int token, int head) {
+  void write_head(const Layer& layer, int index, int token, int head, const RowFactors& factors) {
+    static thread_local Scratch scratch;
     const int dim = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const ptrdiff_t place = static_cast<ptrdiff_t>(token) * qkv_width_ + head * dim;
     float* x = shared_.projected + place;
     const bool is_query = head < num_heads, is_value = head >= num_heads + num_kv_heads;
     if (!is_value) {
-      if (const float* norm = is_query ? layer.query_norm : layer.key_norm)
-        scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
+      if (const float* norm = is_query ? layer.query_norm : layer.key_norm) {
+        if (model_.norms_rows) {
+          // not in place: the factors of this token's other heads may yet be computed from it
+          float* own = scratch.floats(dim);
+          scale_row(x, norm + (is_query ? head : head - num_heads) * static_cast<ptrdiff_t>(dim),
+                    is_query ? factors.queries : factors.keys, dim, own);
+          x = own;
+        } else {
+          scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
+        }
+      }
       if (layer.cos_sin) {
         const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
-        rotate(x, cos, cos + layer.rotary_dim / 2, layer.rotary_dim / 2);
+        const int half = layer.rotary_dim / 2;
+        layer.interleaved ? rotate_pairs(x, cos, cos + half, half) : rotate(x, cos, cos + half, half);
       }
     }
-    if (is_query) return narrow_row(x, dim, 1.0f, shared_.queries + place);
-    const int64_t slot = step_.slots[token];
+    const float factor = is_query && model_.query_factors ? model_.query_factors[step_.positions[token]] : 1.0f;
+    if (is_query) return narrow_row(x, dim, factor, shared_.queries + place);
+    const int64_t slot = step_.groups[step_.group_of_layer[index]].slots[token];
     if (slot < 0) return;
     T* cache = static_cast<T*>(is_value ? step_.values[index] : step_.keys[index]);
     const int kv_head = (head - num_heads) % num_kv_heads;
@@ -549,25 +751,29 @@ class Worker {
     const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads;
     const int all_heads = model_.num_heads + 2 * kv_heads;
     AttentionCall call = shared_.attention;
+    call.block_tables = step_.groups[step_.group_of_layer[index]].block_tables;
     call.query = shared_.queries;
     call.keys = step_.keys[index];
     call.values = step_.values[index];
     call.out = shared_.attention_output;
     call.sliding_window = layer.sliding_window;
     call.scale = layer.scale;
+    call.sinks = layer.sinks;
     if (!shared_.only_decodes)
       stage(step_.num_tokens, [&](int token) {
-        for (int head = 0; head < all_heads; ++head) write_head(layer, index, token, head);
+        const RowFactors factors = row_factors(layer, token);
+        for (int head = 0; head < all_heads; ++head) write_head(layer, index, token, head, factors);
       });
     stage(static_cast<int64_t>(shared_.items.size()), [&](int number) {
       static thread_local Scratch scratch;
       const WorkItem& item = shared_.items[number];
       for (int place = 0; shared_.only_decodes && place < item.num_sequences; ++place) {
         const int token = step_.cu_query_lens[item.sequences[place]];
+        const RowFactors factors = row_factors(layer, token);
         for (int head = item.first_head; head < item.first_head + item.num_heads; ++head) {
-          for (int i = 0; i < group; ++i) write_head(layer, index, token, head * group + i);
-          write_head(layer, index, token, model_.num_heads + head);
-          write_head(layer, index, token, model_.num_heads + kv_heads + head);
+          for (int i = 0; i < group; ++i) write_head(layer, index, token, head * group + i, factors);
+          write_head(layer, index, token, model_.num_heads + head, factors);
+          write_head(layer, index, token, model_.num_heads + kv_heads + head, factors);
         }
       }
       attend<T>(call, shared_.items, number, scratch);
@@ -605,6 +811,8 @@ class Worker {
   const ptrdiff_t hidden_;
   const int qkv_width_;
   int next_stage_ = 0;
+  int gathered_stage_ = -1, gathered_group_ = -1;  // whose inputs are in `gathered_`
+  const Input* gathered_ = nullptr;
 };
 
 // Run `work` of a Worker in every thread; without logits, merge what the threads have found.

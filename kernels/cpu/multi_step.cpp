@@ -45,10 +45,12 @@ struct MultiStepJob {
   void advance_inputs() const {
     for (int row = 0; row < step->num_seqs; ++row) {
       const int32_t position = step->seq_lens[row]++;
-      const int64_t block = step->block_tables[row * step->block_tables_stride + position / step->block_size];
       step->token_ids[row] = step->argmax[row];
       step->positions[row] = position;
-      step->slots[row] = block * step->block_size + position % step->block_size;
+      for (const CacheGroup* group = step->groups; group < step->groups + step->num_groups; ++group) {
+        const int64_t block = group->block_tables[row * step->block_tables_stride + position / step->block_size];
+        group->slots[row] = block * step->block_size + position % step->block_size;
+      }
     }
     step->argmax += step->num_logits;
     step->max_logits += step->num_logits;

@@ -41,6 +41,16 @@ INLINE void center_row(const float* from, const float* weight, const float* bias
   for (; i < count; ++i) narrow((from[i] - mean) * factor * weight[i] + bias[i], to + i);
 }
 
+// Turn x[2 i] and x[2 i + 1] together.
+INLINE void rotate_pairs(float* x, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float first = x[2 * i], second = x[2 * i + 1];
+    x[2 * i] = first * cos[i] - second * sin[i];
+    x[2 * i + 1] = second * cos[i] + first * sin[i];
+  }
+}
+
+// Turn x[i] and x[i + half] together.
 INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
   if (half < LANES) {
     for (int i = 0; i < half; ++i) {

@@ -5,14 +5,28 @@
 #include "gemm/lora.h"
 #include "sampling/argmax_candidates.h"
 
+// A mixture of experts in place of a layer's feed-forward block.
+struct Experts {
+  Linear router;            // its last output is the gate of the shared expert
+  const Linear *in, *out;   // [num_experts], and the shared one: gate and up; down
+  int32_t num_experts, per_token;
+  int32_t is_normalised;    // the shares of a token's experts add up to 1
+  int32_t has_shared;       // all tokens use one more expert, times the sigmoid of its gate
+  float gate_alpha, gate_limit;  // (up + 1) * gate * sigmoid(alpha * gate), both within the limit; 0 = as in other layers
+};
+
 struct Layer {
   Linear qkv, attention_out, gate_up, down;
-  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query_norm, key_norm: null = none
+  const Experts* experts;  // null = gate_up and down
+  const float* sinks;      // [num_heads]: a score of each query head without a value; null = none
+  // Null = none. query_norm, key_norm: [head_dim], or with `norms_rows` of Model [num_heads or num_kv_heads, head_dim].
+  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;
   const float *attention_norm_bias, *mlp_norm_bias;  // of layer norms; null = root-mean-square norms
   // Of what attention and feed-forward block add to the residual stream; null = added as it is.
   const float *post_attention_norm, *post_mlp_norm;
-  const float* cos_sin;  // [positions, rotary_dim], cosines first; null = positions are learned vectors
+  const float* cos_sin;  // [positions, rotary_dim], cosines first; null = queries and keys do not turn
   int32_t rotary_dim, sliding_window;
+  int32_t interleaved;  // adjacent dimensions turn together, not those of the two halves
   float scale;
 };
 
@@ -20,21 +34,32 @@ struct Model {
   const Layer* layers;
   const void* embedding;  // [vocab_size, hidden], or rows of a file's blocks; null = the head's weights, packed
   const void* learned_positions;  // [positions, hidden]; null = none
+  const float* query_factors;     // [positions]: rotated queries are multiplied by them; null = 1
   const float *final_norm, *final_norm_bias;
   Linear head;
   ArgmaxFilter argmax_filter;  // for the head
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
   int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
+  int32_t norms_rows;        // queries are normalised over all heads of a token together, and so are keys
+  int32_t parallel;          // the feed-forward block reads what attention reads
+  int32_t few_rows;          // up to so many rows are normalised, quantised and split by every thread for itself
   float eps, attention_soft_cap, logit_soft_cap;  // a soft cap of 0 = none
-  float embedding_scale;  // embeddings are multiplied by it
+  float embedding_scale, residual_scale, logit_scale;  // factors of embeddings, of what a block adds, of logits
+};
+
+// Where the tokens and sequences of a step are in the layers of one cache group.
+struct CacheGroup {
+  int64_t* slots;               // [num_tokens]
+  const int32_t* block_tables;  // [num_seqs, block_tables_stride]
 };
 
 struct Step {
-  int64_t *token_ids, *positions, *slots;
+  int64_t *token_ids, *positions;
   const int64_t* logits_indices;
   const int32_t* cu_query_lens;
   int32_t* seq_lens;
-  const int32_t* block_tables;
+  const CacheGroup* groups;
+  const int32_t* group_of_layer;      // [num_layers]: places in `groups`
   void *const *keys, *const *values;  // one cache per layer
   const void* const* embeddings;      // [num_tokens]: rows of hidden numbers in the place of embeddings; null = none
   void* hidden;                       // [num_tokens, hidden], normalised; if not null, the only output
@@ -44,7 +69,7 @@ struct Step {
   const int64_t* adapter_slots;      // [num_tokens]: places in `adapters`, negative = none; null = no token has one
   const Adapter* const* adapters;    // by slot; null = leave its tokens as they are
   int64_t block_tables_stride;
-  int32_t num_tokens, num_seqs, num_logits, block_size, num_threads;
+  int32_t num_groups, num_tokens, num_seqs, num_logits, block_size, num_threads;
 };
 
 // Several steps in a background thread. The caller reads and writes this struct during the run.

@@ -67,6 +67,7 @@ def product(cpp: ctypes.CDLL, linear: CppLinear, x: Tensor) -> Tensor:
         num_kv_heads=1,
         head_dim=16,
         dtype=DTYPES[x.dtype],
+        logit_scale=1.0,
     )
     step = StepStruct(hidden=x.data_ptr(), logits=out.data_ptr(), num_logits=len(x), num_threads=2)
     cpp.triolet_head(ctypes.byref(model), ctypes.byref(step))
@@ -87,6 +88,26 @@ def test_the_product_has_the_bits_of_the_float32_weights(name: str, variant: str
         # of bfloat16 activations, results alone are rounded
         short = x.bfloat16()
         assert product(cpp, kept, short).equal(product(cpp, whole, short.float()).bfloat16())
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("name", [*GGUF_FORMATS, *INTEGERS])
+def test_products_packed_for_bfloat16_activations_round_nothing_but_the_result(
+    name: str, variant: str
+) -> None:
+    cpp = compiled(variant)
+    rows, weight = random_rows(name, 210, 768)
+    bias = torch.randn(210, generator=torch.manual_seed(1))
+    kept = pack_blocks(cpp, [rows], bias, dtype=torch.bfloat16)
+    x = torch.randn(131, 768, generator=torch.manual_seed(2)).bfloat16()
+    x[:, 40:50] *= 20
+    right = x.double() @ weight.double().T + bias
+    found = product(cpp, kept, x)
+    assert ((found - right).abs() <= 2**-8 * right.abs() + 2e-5 * right.abs().mean()).all()
+    for num_rows in (1, 2, 7, 130):
+        assert product(cpp, kept, x[-num_rows:]).equal(found[-num_rows:])
+    x[0, 7] = float("inf")
+    assert not product(cpp, kept, x)[0].isfinite().any()
 
 
 @on_every_cpu_variant
@@ -112,3 +133,48 @@ def test_formats_that_change_within_a_panel_are_refused() -> None:
     for gated in (False, True):
         with pytest.raises(KernelShapeError):
             pack_blocks(cpp, parts, gated=gated)
+
+
+# --------------------------------------------------------------------------------- int8 activations
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Activations as int8 stands for them, with a scale for every 32; float64."""
+    groups = x.double().view(len(x), -1, 32)
+    scales = groups.abs().amax(2, keepdim=True) / 127
+    return ((groups / scales).round() * scales).view(x.shape)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("name", [*GGUF_FORMATS, *INTEGERS])
+def test_with_int8_activations_the_product_is_that_of_the_rounded_ones(name: str, variant: str) -> None:
+    cpp = compiled(variant)
+    rows, weight = random_rows(name, 210, 768)
+    bias = torch.randn(210, generator=torch.manual_seed(1))
+    kept = pack_blocks(cpp, [rows], bias, int8_activations=True)
+    x = torch.randn(131, 768, generator=torch.manual_seed(2))
+    x[:, 40:50] *= 20  # scales differ from group to group
+    x[:, 64:96] = 0
+    x[:, 704:736] = 127 * x[:, 704:736].sign()  # the largest sums that integers must hold
+    right = rounded(x.where(x != 0, 1e-30)) @ weight.double().T + bias
+    found = product(cpp, kept, x)
+    # A number half way between two integers may become either.
+    assert (found - right).abs().max() < 2e-4 * right.abs().mean()
+    for num_rows in (1, 2, 7, 130):
+        assert product(cpp, kept, x[-num_rows:]).equal(found[-num_rows:])
+    short = x.bfloat16()
+    assert product(cpp, kept, short).equal(product(cpp, kept, short.float()).bfloat16())
+
+
+@on_every_cpu_variant
+def test_joined_formats_and_numbers_that_are_not_finite_are_dotted_row_by_row(variant: str) -> None:
+    cpp = compiled(variant)
+    parts = [random_rows(name, 128, 512, seed) for seed, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]
+    kept = pack_blocks(cpp, [rows for rows, _ in parts], int8_activations=True)
+    x = torch.randn(3, 512, generator=torch.manual_seed(3))
+    right = rounded(x) @ torch.cat([weight for _, weight in parts]).double().T
+    assert (product(cpp, kept, x) - right).abs().max() < 2e-4 * right.abs().mean()
+    assert product(cpp, kept, x[:1]).equal(product(cpp, kept, x)[:1])
+    x[1, 7] = float("inf")
+    found = product(cpp, kept, x)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()

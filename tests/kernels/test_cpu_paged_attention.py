@@ -49,6 +49,18 @@ def test_every_row_is_plain_attention_over_its_own_past(
 
 
 @on_every_cpu_variant
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (20, 1), (6, 2)])
+@pytest.mark.parametrize("options", [{}, WINDOW_AND_CAP], ids=["plain", "window-and-cap"])
+def test_a_sink_is_one_more_score_of_a_query_head_without_a_value(
+    variant: str, num_heads: int, num_kv_heads: int, options: dict[str, Any]
+) -> None:
+    case = PagedCase.make(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, num_padding_rows=3)
+    sinks = torch.cat((torch.tensor([-100.0, 100.0]), torch.randn(num_heads)))[:num_heads]
+    found = run(variant, case, sinks=sinks, **options)
+    torch.testing.assert_close(found.double(), case.truth(sinks=sinks, **options), **EXACT)
+
+
+@on_every_cpu_variant
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}], ids=["plain", "window"])
 def test_a_row_has_the_same_bits_in_a_long_prompt_and_in_a_short_piece_of_it(
     variant: str, options: dict[str, Any]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.targets import Target, on_every_triton_target
-from triolet.kernels.lora import LowRankPair, add_low_rank
+from triolet.kernels._triton import record_launches
+from triolet.kernels.lora import LowRankPair, add_low_rank, compile_low_rank
 from triolet.model.adapters import LayerAdapters, LayerPairs
 
 NUM_IN, NUM_OUT = 150, 210
@@ -60,3 +61,19 @@ def test_all_adapters_at_once_add_what_each_adds(target: Target) -> None:
     mixed = Bank(bank.device, {**bank.adapters, 1: {"layer": (biased,)}})
     one_by_one = added(mixed, token_slots, y, x, all_at_once=False)
     assert added(mixed, token_slots, y, x, all_at_once=True).equal(one_by_one)
+
+
+@on_every_triton_target
+def test_the_first_adapter_finds_its_kernels_compiled(target: Target) -> None:
+    device = torch.device(target.device)
+    pairs = tuple(
+        LowRankPair(start=start, a=target.randn(rank, 64), b=target.randn(48, rank))
+        for start, rank in ((0, 3), (48, 40))
+    )
+    bank = Bank(device, {0: {"layer": pairs}})
+    with record_launches() as compiled:
+        compile_low_rank(target.dtype, target.dtype, device)
+    with record_launches() as launched:
+        added(bank, torch.tensor([0, -1, 0]), target.randn(3, 96), target.randn(3, 64), all_at_once=True)
+    assert launched.keys() == compiled.keys()
+    assert len(compiled) == 2

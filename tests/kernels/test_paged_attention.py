@@ -70,6 +70,16 @@ def test_a_window_shows_as_many_keys_as_it_is_wide(attend: Any, sliding_window: 
 
 
 @pytest.mark.parametrize("attend", [run, run_reference])
+def test_what_lies_before_the_window_is_not_read(attend: Any) -> None:
+    case = PagedCase.make([(1, 200), (30, 200), (1, 90)])
+    truth = case.truth(sliding_window=50)
+    for sequence, first_seen in enumerate((150, 121, 40)):
+        forgotten = case.metadata.block_tables[sequence, : first_seen // 16].long()
+        case.keys[forgotten] = case.values[forgotten] = float("nan")
+    torch.testing.assert_close(attend(case, sliding_window=50).double(), truth, **EXACT)
+
+
+@pytest.mark.parametrize("attend", [run, run_reference])
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32])
 @pytest.mark.parametrize("head_dim", [8, 24, 80])
 def test_block_edges_and_odd_head_dims_make_no_difference(

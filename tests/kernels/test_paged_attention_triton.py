@@ -75,6 +75,19 @@ def test_windows_agree_split_or_not(target: Target, sliding_window: int, segment
 
 @on_every_triton_target
 @pytest.mark.parametrize("segment_tokens", [None, 64])
+def test_what_lies_before_the_window_is_not_read(target: Target, segment_tokens: int | None) -> None:
+    case = PagedCase.make([(1, 200), (30, 200)], target=target)
+    inputs = case.query, case.keys, case.values, case.metadata
+    options: dict[str, Any] = {"scale": case.scale, "sliding_window": 50, "segment_tokens": segment_tokens}
+    expected = paged_attention_triton(*inputs, **options)
+    for sequence, first_seen in enumerate((150, 121)):
+        forgotten = case.metadata.block_tables[sequence, : first_seen // 16].long()
+        case.keys[forgotten] = case.values[forgotten] = float("nan")
+    assert paged_attention_triton(*inputs, **options).equal(expected)
+
+
+@on_every_triton_target
+@pytest.mark.parametrize("segment_tokens", [None, 64])
 def test_capped_scores_agree_split_or_not(target: Target, segment_tokens: int | None) -> None:
     case = PagedCase.make([(1, 100), (9, 70)], num_heads=4, target=target)
     agrees_with_reference(case, target, soft_cap=1.5, segment_tokens=segment_tokens)
@@ -157,6 +170,33 @@ def test_a_decode_has_the_same_bits_alone_and_among_64_of_which_some_are_100_tim
 def test_a_decode_has_the_same_bits_beside_chunks_and_a_chunk_beside_longer_ones(target: Target) -> None:
     lens = [(1, 70), (7, 90), (1, 200), (5, 300), (2, 129), (0, 9), (40, 40), (1, 3), (17, 20)]
     has_the_same_bits_alone(PagedCase.make(lens, num_heads=4, target=target), segment_tokens=64)
+
+
+@on_every_triton_target
+@pytest.mark.parametrize(
+    "options", [{}, {"soft_cap": 1.5}, {"sliding_window": 70}], ids=["plain", "cap", "window"]
+)
+@pytest.mark.parametrize("head_dim", [16, pytest.param(24, marks=pytest.mark.slow)])
+def test_tiles_of_keys_that_all_queries_see_agree_with_those_of_which_some_see_a_part(
+    target: Target, head_dim: int, options: dict[str, Any]
+) -> None:
+    lens = [(20, 64), (20, 83), (20, 84), (20, 150), (1, 128), (2, 129)]
+    case = PagedCase.make(lens, num_heads=2, head_dim=head_dim, target=target)
+    agrees_with_reference(case, target, **options)
+
+
+@on_every_triton_target
+def test_lengths_of_the_host_may_be_bounds_and_the_bits_stay(target: Target) -> None:
+    # A graph is captured once, and replayed over other lengths: its grid cannot follow them.
+    case = PagedCase.make([(1, 70), (1, 1), (1, 200), (1, 129)], num_heads=3, target=target)
+    exact = paged_attention_triton(
+        case.query, case.keys, case.values, case.metadata, scale=case.scale, segment_tokens=64
+    )
+    bounded = attrs.evolve(case.metadata, seq_lens_host=(1000,) * 4)
+    got = paged_attention_triton(
+        case.query, case.keys, case.values, bounded, scale=case.scale, segment_tokens=64
+    )
+    assert got.equal(exact)
 
 
 @on_every_triton_target

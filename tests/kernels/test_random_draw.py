@@ -105,7 +105,6 @@ def test_the_bits_of_the_noise_are_those_of_exact_integers() -> None:
         top_p=ones.double(),
         answers=answer_streams(torch.tensor(seeds)).to(DEVICE),
         positions=torch.tensor(positions, device=DEVICE),
-        is_limited=False,
         tolerance=0.0,
         bits=bits,
     )

@@ -17,22 +17,24 @@ def cos_sin_table(rotary_dim: int, max_positions: int = 64) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=-1)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, 8), (24, 16), (80, 32)])
 def test_each_pair_turns_by_position_times_frequency_and_the_rest_stays(
-    head_dim: int, rotary_dim: int
+    head_dim: int, rotary_dim: int, interleaved: bool
 ) -> None:
     query, key = torch.randn(3, 2, head_dim), torch.randn(3, 1, head_dim)
     before, positions = query.clone(), [0, 5, 63]
-    rotary(query, key, cos_sin_table(rotary_dim), torch.tensor(positions))
+    rotary(query, key, cos_sin_table(rotary_dim), torch.tensor(positions), interleaved=interleaved)
     half = rotary_dim // 2
     for token, position in enumerate(positions):
         for i in range(half):
             angle = position * 10_000.0 ** (-2 * i / rotary_dim)
+            pair = [2 * i, 2 * i + 1] if interleaved else [i, i + half]
             for head in range(2):
-                turned = complex(*before[token, head, [i, i + half]].tolist()) * complex(
+                turned = complex(*before[token, head, pair].tolist()) * complex(
                     math.cos(angle), math.sin(angle)
                 )
-                got = complex(*query[token, head, [i, i + half]].tolist())
+                got = complex(*query[token, head, pair].tolist())
                 assert abs(got - turned) < 1e-5
     assert query[..., rotary_dim:].equal(before[..., rotary_dim:])
 
@@ -50,16 +52,17 @@ def test_scores_depend_on_the_distance_alone() -> None:
 
 @on_every_triton_target
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, 8), (24, 24), (96, 32), (128, 128)])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, 9])
 def test_triton_turns_the_views_of_a_merged_projection_alike(
-    target: Target, num_tokens: int, head_dim: int, rotary_dim: int
+    target: Target, num_tokens: int, interleaved: bool, head_dim: int, rotary_dim: int
 ) -> None:
     table = cos_sin_table(rotary_dim).to(target.device)
     positions = torch.randint(64, (num_tokens,)).to(target.device)
     merged = target.randn(num_tokens, 3 + 1 + 1, head_dim)
     expected = merged.clone()
-    rotary_triton(merged[:, :3], merged[:, 3:4], table, positions)
-    rotary_reference(expected[:, :3], expected[:, 3:4], table, positions)
+    rotary_triton(merged[:, :3], merged[:, 3:4], table, positions, interleaved=interleaved)
+    rotary_reference(expected[:, :3], expected[:, 3:4], table, positions, interleaved=interleaved)
     torch.testing.assert_close(merged, expected, **target.tolerance)
     assert merged[:, 4].equal(expected[:, 4])
 

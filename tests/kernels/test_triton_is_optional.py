@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.kernels.dummy_driver import run_python
 
 CPU_STEP = """
 import sys
@@ -33,17 +33,6 @@ print("triton" in sys.modules)
 """
 
 
-def run_python(program: str, **environment: str) -> str:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRITON")}
-    paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**inherited, "PYTHONPATH": paths, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_a_step_on_the_cpu_does_not_import_triton() -> None:
     assert run_python(CPU_STEP.format(prelude="")) == "False"
 
@@ -61,7 +50,7 @@ from triton.compiler import ASTSource
 
 from triolet.kernels import kv_write, paged_attention, random_draw, rms_norm, rotary, silu_mul
 
-FLOATS = {"scale", "soft_cap", "eps", "weight_offset"}
+FLOATS = {"scale", "key_scale", "value_scale", "soft_cap", "eps", "weight_offset"}
 WIDE = {"slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "partial_ptr": "*fp32",
         "max_ptr": "*fp32", "sum_ptr": "*fp32", "seq_lens_ptr": "*i32", "block_tables_ptr": "*i32",
         "cu_query_lens_ptr": "*i32", "top_k_ptr": "*i64", "top_p_ptr": "*fp64", "thresholds_ptr": "*i32",
@@ -83,7 +72,7 @@ def is_aligned(name, type, constants):
     return value % 16 == 0
 
 def compile_for(arch, kernel, dtype, num_warps=4, **constants):
-    function = kernel._jit()
+    function = kernel.jitted()
     types = dict(WIDE, out_ptr="*fp32") if constants.get("SPLIT") else WIDE
     def type_of(name):
         if name in constants:
@@ -104,23 +93,23 @@ def compile_for(arch, kernel, dtype, num_warps=4, **constants):
 """
 
 KERNELS = """
-attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False)
+attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False, MANTISSA=0, NATIVE=False)
 compile_for(80, paged_attention._attention_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, ROWS=16, QUERIES=4, KEYS=64,
             FEW=True, HAS_WINDOW=True, HAS_SOFT_CAP=False, SPLIT=True, HAS_SINKS=True, **attention)
 compile_for(90, paged_attention._reduce_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, MOST_SEGMENTS=64, FEW_QUERIES=4)
-compile_for(90, kv_write._kv_write_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128)
+compile_for(90, kv_write._kv_write_kernel, "bf16", HEAD_DIM=80, PADDED_DIM=128, MANTISSA=0)
 for flags in ((False, True), (True, False)):
     compile_for(90, rms_norm._rms_norm_kernel, "bf16", DIM=2560, PADDED_DIM=4096,
                 HAS_RESIDUAL=flags[0], HAS_OFFSET=flags[1])
     compile_for(90, silu_mul._gate_mul_kernel, "bf16", GELU=flags[0], TILE=1024)
-compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64)
+compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64, INTERLEAVED=False)
 compile_for(90, random_draw._limits_kernel, "fp32", num_warps=16, TOLERANCE=1e-6, TILE=1024)
-compile_for(80, random_draw._draw_kernel, "fp32", LIMITED=True, WRITES_BITS=False, TILE=1024)
+compile_for(80, random_draw._draw_kernel, "fp32", WRITES_BITS=False, TILE=1024)
 compile_for(90, random_draw._winner_kernel, "fp32", PADDED_TILES=256)
 """
 
 LARGEST = """
-attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False)
+attention = dict(GROUP=4, BLOCK_SIZE=16, FEW_QUERIES=4, MOST_SEGMENTS=64, WIDEN=False, MANTISSA=0, NATIVE=False)
 compile_for(90, paged_attention._attention_kernel, "bf16", HEAD_DIM=128, PADDED_DIM=128, ROWS=64, QUERIES=16, KEYS=64,
             FEW=False, HAS_WINDOW=False, HAS_SOFT_CAP=True, SPLIT=False, HAS_SINKS=False, **attention)
 compile_for(90, paged_attention._attention_kernel, "fp32", HEAD_DIM=256, PADDED_DIM=256, ROWS=32, QUERIES=8, KEYS=16,

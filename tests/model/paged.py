@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.interface import CausalModel, ForwardBatch, LayerCache
+from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
+from triolet.model.memory.state_cache import allocate_states
 
 
 @attrs.define
@@ -22,19 +23,42 @@ class PagedSequence:
 
 
 class PagedDriver:
-    """A model with a cache of its own, whose unwritten slots hold NaN."""
+    """A model with a cache of its own, whose unwritten slots hold NaN.
+
+    With several cache groups the layers belong to them in turn, and each has other blocks for the same tokens.
+    """
 
     def __init__(
-        self, model: CausalModel, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0
+        self,
+        model: CausalModel,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        seed: int = 0,
+        num_groups: int = 1,
     ) -> None:
         self.model, self.block_size = model, block_size
-        shapes = [
-            (num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in model.spec.cache_layers
-        ]
-        empty = [[torch.full(shape, math.nan, dtype=model.spec.dtype) for _ in range(2)] for shape in shapes]
-        self.cache = tuple(LayerCache(keys, values) for keys, values in empty)
+        self._num_blocks = num_blocks
+        self.cache = tuple(
+            attrs.evolve(self._unwritten(layer), group=index % num_groups)
+            for index, layer in enumerate(model.spec.cache_layers)
+        )
         generator = torch.Generator().manual_seed(seed)
         self._free_blocks: list[int] = torch.randperm(num_blocks, generator=generator).tolist()
+        # Of each further group, its blocks by those of the first one.
+        self._blocks_of_groups = [
+            torch.randperm(num_blocks, generator=generator) for _ in range(1, num_groups)
+        ]
+
+    def _unwritten(self, layer: LayerCacheSpec) -> LayerCache:
+        def room(shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+            value = 0 if dtype == torch.int32 else math.nan  # lengths, which say what is written
+            return torch.full(shape, value, dtype=dtype or self.model.spec.dtype)
+
+        if layer.state is not None:
+            return allocate_states(layer.state, self._num_blocks, self.block_size, room)
+        shape = (self._num_blocks, self.block_size, layer.num_kv_heads, layer.head_dim)
+        return LayerCache(room(shape, None), room(shape, None))
 
     def sequence(self, max_len: int) -> PagedSequence:
         """A new sequence with blocks for `max_len` tokens."""
@@ -80,6 +104,15 @@ class PagedDriver:
             query_lens_host=tuple(query_lens),
             seq_lens_host=tuple(seq_lens),
         )
+        further_metadata = tuple(
+            attrs.evolve(
+                metadata,
+                block_tables=blocks.int()[metadata.block_tables],
+                slot_mapping=blocks[metadata.slot_mapping // self.block_size] * self.block_size
+                + metadata.slot_mapping % self.block_size,
+            )
+            for blocks in self._blocks_of_groups
+        )
         wanted = range(len(token_ids)) if logits_indices is None else logits_indices
         logits = self.model.forward_logits(
             ForwardBatch(
@@ -87,6 +120,7 @@ class PagedDriver:
                 positions=torch.tensor(positions),
                 cache=self.cache,
                 attention=metadata,
+                further_attention=further_metadata,
                 logits_indices=torch.tensor(wanted, dtype=torch.int64),
                 adapter_slots=None
                 if adapter_slots is None

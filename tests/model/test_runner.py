@@ -336,20 +336,31 @@ def run_all(
     journal = Journal()
     scheduler = Scheduler(config, journal)
     entries = []
+    results: list[StepResult] = []
+
+    def step() -> bool:
+        """Plan as far ahead as is allowed, and apply the oldest result."""
+        while scheduler.may_plan and (plan := scheduler.plan_step(0.0)) is not None:
+            results.append(runner.execute(plan))
+        if not results:
+            return False
+        scheduler.apply(results.pop(0), 0.0)
+        return True
+
     for request in requests:  # one joins per step
         entries.append(journal.open(request))
         scheduler.add(entries[-1])
-        if (plan := scheduler.plan_step(0.0)) is not None:
-            scheduler.apply(runner.execute(plan), 0.0)
-    while (plan := scheduler.plan_step(0.0)) is not None:
-        scheduler.apply(runner.execute(plan), 0.0)
+        step()
+    while step():
+        pass
     scheduler.check()
     return entries, scheduler
 
 
-def test_under_the_scheduler_every_answer_is_the_one_computed_alone_whatever_is_preempted_chunked_or_cached() -> (
-    None
-):
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "two steps in flight"])
+def test_under_the_scheduler_every_answer_is_the_one_computed_alone_whatever_is_preempted_chunked_or_cached(
+    is_ahead: bool,
+) -> None:
     generator = random.Random(12)
     kinds = [
         SamplingParams(temperature=0, max_tokens=20, repetition_penalty=1.3),
@@ -377,6 +388,7 @@ def test_under_the_scheduler_every_answer_is_the_one_computed_alone_whatever_is_
         max_num_batched_tokens=17,
         max_model_len=60,
         cache_key=b"k",
+        async_scheduling=is_ahead,
     )
     runner = make_runner(num_blocks=26, block_size=4, max_num_seqs=6, max_model_len=60)
     entries, scheduler = run_all(runner, config, requests)
@@ -405,7 +417,9 @@ def test_the_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ConfigError, match=r"device must be auto or cpu, since torch finds no CUDA device here; got 'cuda'"
     ):
         choose_device("cuda")
-    with pytest.raises(ConfigError, match=r"device must be one of auto, cpu, cuda, cuda:N; got 'tpu'"):
+    with pytest.raises(
+        ConfigError, match=r"device must be one of auto, cpu, cpu:CORES, cuda, cuda:N; got 'tpu'"
+    ):
         choose_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
@@ -446,6 +460,7 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
         num_kv_blocks=10,
         block_size=8,
         max_num_seqs=3,
+        calibration="off",
         on_progress=reports.append,
     )
     assert info == ModelInfo(
@@ -460,6 +475,7 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
         dtype="float32",
         device="cpu",
         cpu_kernels=found.target.name if (found := kernels()) else None,
+        calibration={"argmax_filter_rows": 8, "few_rows": 4} if found else {},
         generation=info.generation,
         soft_prompts=info.soft_prompts,
     )

@@ -50,6 +50,40 @@ _LONGROPE = {
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+_GRANITE_HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 1.5,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 3.0,
+}
+
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 
 # Class of the model, class of its config, and what sets it apart. Sliding windows are shorter than the tests'
 # sequences, so that they matter.
@@ -119,6 +153,77 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
+    "granite": (
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        {
+            **_SIZES,
+            "embedding_multiplier": 1.5,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {**_SIZES, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 12},
+    ),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _SIZES),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {
+            **_SIZES,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": _YARN_ROPE, "sliding_attention": {"rope_type": "default"}},
+        },
+    ),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        "Exaone4Config",
+        {**_SIZES, "sliding_window": 10, "sliding_window_pattern": 2},
+    ),
+    "exaone4-full": (
+        "Exaone4ForCausalLM",
+        "Exaone4Config",
+        {**_SIZES, "sliding_window": None} | {"layer_types": ["full_attention"] * 3},
+    ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        {**_SIZES, "sliding_window": 10, "sliding_window_pattern": 2, "logit_scale": 0.25},
+    ),
+    "glm": ("GlmForCausalLM", "GlmConfig", {**_SIZES, "head_dim": 32}),
+    "glm4": ("Glm4ForCausalLM", "Glm4Config", {**_SIZES, "head_dim": 32}),
+    "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", {**_SIZES, "sliding_window": 14}),
+    "ministral": (
+        "MinistralForCausalLM",
+        "MinistralConfig",
+        {
+            **_SIZES,
+            "head_dim": 32,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        "Ministral3Config",
+        {
+            **_SIZES,
+            "head_dim": 32,
+            "rope_parameters": {
+                **_YARN_ROPE,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+                "llama_4_scaling_beta": 0.4,
+            },
+        },
+    ),
     "mixtral": (
         "MixtralForCausalLM",
         "MixtralConfig",
@@ -128,6 +233,81 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",
         {**_SIZES, **_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {
+            **_SIZES,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "granite-moe": (
+        "GraniteMoeForCausalLM",
+        "GraniteMoeConfig",
+        {
+            **_SIZES,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 1.5,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {**_SIZES, **_GRANITE_HYBRID, "num_local_experts": 5, "num_experts_per_tok": 2, "mamba_n_groups": 2},
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **_SIZES,
+            **_GRANITE_HYBRID,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            **_SIZES,
+            **_MOE,
+            **_DELTA_NET,
+            "shared_expert_intermediate_size": 80,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "full_attention_interval": 2,
+        },
+    ),
+    "qwen3-next-dense": (
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            **_SIZES,
+            **_DELTA_NET,
+            "head_dim": 32,
+            "num_experts": 0,
+            "attention_bias": True,
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+        },
     ),
     "gpt-oss": (
         "GptOssForCausalLM",
@@ -142,12 +322,43 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "swiglu_limit": 0.8,  # so low that it matters
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        {
+            **_SIZES,
+            **_LATENT,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        {**_SIZES, **_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **_SIZES,
+            **_LATENT,
+            "attention_bias": True,
+            "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {**_SIZES, **_LATENT, "rope_interleave": False, "norm_topk_prob": False},
+    ),
 }
 
 # One of each kind, for tests that need not see every variant.
 NATIVE_FAMILIES = (
     "llama", "smollm", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3-moe",
-    "gpt-oss",
+    "gpt-oss", "deepseek-v2", "deepseek-v3", "granite-hybrid", "qwen3-next",
 )  # fmt: skip
 
 
@@ -201,11 +412,16 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in name or ".ln_" in name
             if is_norm and name.endswith("weight"):
-                parameter.copy_(noise * 0.2 if is_gemma else 1.0 + noise * 0.2)
+                # Those of Qwen3-Next, too, but for the ones behind the recurrence.
+                is_offset = is_gemma or ("Qwen3Next" in type(model).__name__ and "linear_attn" not in name)
+                parameter.copy_(noise * 0.2 if is_offset else 1.0 + noise * 0.2)
             elif parameter.ndim == 1:
                 parameter.copy_(noise * 0.2)
             else:
                 parameter.copy_(noise * (embedding_std if "emb" in name or ".wte" in name else 0.25))
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
 
 
 def write_tokenizer(path: Path) -> None:

@@ -369,6 +369,9 @@ static void attend_decode(const AttentionRows<T>* works, int num_works, int num_
     else
       widen_pairs(work.query_row(r), dim, query);
     for (int d = 0; d < dim; ++d) query[d] *= work.scale;
+    if (!work.sinks) return;
+    rows.largest[row] = work.sink(r);  // as if a key without a value had been seen
+    rows.total[row] = 1.0f;
   });
   KeyTile<T> tiles[2];
   KeyTile<T>*current = tiles, *next = tiles + 1;

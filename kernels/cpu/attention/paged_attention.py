@@ -27,6 +27,7 @@ def paged_attention_cpp(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Run `paged_attention` in C++, without its checks, on torch's number of threads."""
     allocate = torch.empty if sum(metadata.query_lens_host) == len(query) else torch.zeros
@@ -35,6 +36,7 @@ def paged_attention_cpp(
         query=query.data_ptr(),
         keys=keys.data_ptr(),
         values=values.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
         out=out.data_ptr(),
         cu_query_lens=metadata.cu_query_lens.data_ptr(),
         seq_lens=metadata.seq_lens.data_ptr(),

@@ -32,6 +32,9 @@ struct RowState {
     for (int r = 0; r < WIDTH; ++r) {
       begin[r] = work.begin(std::min(r, work.num_rows - 1));
       end[r] = work.end(std::min(r, work.num_rows - 1));
+      if (!work.sinks) continue;
+      largest[r] = work.sink(std::min(r, work.num_rows - 1));  // as if a key without a value had been seen
+      total[r] = 1.0f;
     }
   }
 

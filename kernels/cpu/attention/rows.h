@@ -41,6 +41,7 @@ struct AttentionRows {
   int first_row, num_rows, group, head_dim;
   int query_len, seq_len, window;  // tokens; window 0 = none
   float scale, soft_cap;           // soft_cap 0 = none
+  const float* sinks;              // of the KV head's query heads: scores without a value; null = none
 
   int position(int row) const { return seq_len - query_len + (first_row + row) / group; }
   // Row `row` sees keys [begin(row), end(row)).
@@ -49,6 +50,7 @@ struct AttentionRows {
   const T* query_row(int row) const {
     return query + (first_row + row) / group * query_stride_t + (first_row + row) % group * query_stride_h;
   }
+  float sink(int row) const { return sinks[(first_row + row) % group]; }
   T* out_row(int row) const {
     return out + (first_row + row) / group * out_stride_t + (first_row + row) % group * out_stride_h;
   }
@@ -66,6 +68,7 @@ struct AttentionRows {
     rows.out += count * group * out_stride_h;
     rows.keys.slots += count * head_dim;
     rows.values.slots += count * head_dim;
+    if (sinks) rows.sinks += count * group;
     return rows;
   }
 };

@@ -11,6 +11,7 @@
 // Mirrored in abi.py.
 struct AttentionCall {
   const void *query, *keys, *values;
+  const float* sinks;  // [num_heads]: a score of each query head without a value; null = none
   void* out;  // [num_tokens, num_heads, head_dim], contiguous
   const int32_t *cu_query_lens, *seq_lens, *block_tables;
   int64_t query_stride_t, query_stride_h, block_tables_stride;
@@ -169,6 +170,7 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
   work.window = call.sliding_window;
   work.scale = call.scale;
   work.soft_cap = call.soft_cap;
+  work.sinks = call.sinks ? call.sinks + kv_head * group : nullptr;
   return work;
 }
 

@@ -129,7 +129,13 @@ def fits_panels(
 
 
 def pack_blocks(
-    library: ctypes.CDLL, parts: Sequence[BlockRows], bias: Tensor | None = None, *, gated: bool = False
+    library: ctypes.CDLL,
+    parts: Sequence[BlockRows],
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    int8_activations: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> CppLinear:
     """Copy blocks into the order in which the product reads them; their integers and scales stay what they are.
 
@@ -138,6 +144,8 @@ def pack_blocks(
         parts: of the layer, joined along the outputs.
         bias: [num_out].
         gated: the first half of the outputs are gates of the second half.
+        int8_activations: activations are rounded to int8 within the product, see gemm/block_dots.h.
+        dtype: of the activations; it decides the order where there are instructions for bfloat16, see there.
 
     Raises:
         KernelShapeError: the parts do not fit panels, see `fits_panels`.
@@ -154,9 +162,12 @@ def pack_blocks(
     ]
     counts = [-(-len(rows) // columns) for _, rows in joined]
     packed = huge_page_tensor(sum(map(int.__mul__, sizes, counts)), torch.uint8)
+    takes_bf16 = dtype == torch.bfloat16 and library.triolet_block_dots_take_bf16()
+    bits = 8 if int8_activations else 16 if takes_bf16 else 0
+    pack = library.triolet_pack_block_dots if bits else library.triolet_pack_blocks
     panels, place = list[BlockPanelStruct](), packed.data_ptr()
     for (kind, rows), size, count in zip(joined, sizes, counts, strict=True):
-        library.triolet_pack_blocks(
+        pack(
             ctypes.c_int32(kind.number),
             ctypes.c_int32(kind.inputs),
             ctypes.c_void_p(rows.data_ptr()),
@@ -167,7 +178,13 @@ def pack_blocks(
         place += size * count
     table = (BlockPanelStruct * len(panels))(*panels)
     return CppLinear(
-        packed, pack_column(library, bias, gated=gated), num_out, num_in, gated=gated, panels=table
+        packed,
+        pack_column(library, bias, gated=gated),
+        num_out,
+        num_in,
+        bits=bits,
+        gated=gated,
+        panels=table,
     )
 
 

@@ -9,20 +9,24 @@
 
 #include "gemm/linear.h"
 
-// Quantised activations. For int8 weights: with ZERO_POINT added, a scale per row. For int4 weights: signed, a scale
-// per group of a row.
+// Quantised activations. For int8 weights: with ZERO_POINT added, a scale per row. For int4 weights and blocks: signed, a
+// scale per group of a row.
 struct Int8Rows {
-  uint8_t* numbers;             // [rows, num_in]
-  float* scales;                // [rows], or [rows, num_in / GROUP]
-  int32_t* zero_point_offsets;  // [rows, num_in / GROUP]: -8 * sum of a group, for the zero point 8 of int4 weights
+  uint8_t* numbers;  // [rows, num_in]
+  float* scales;     // [rows], or [rows, num_in / GROUP]
+  // [rows, num_in / GROUP]. For int4 weights: -8 * sum of a group, for their zero point 8. For blocks: the sums of the
+  // two halves of a group, as two int16.
+  int32_t* zero_point_offsets;
+  float* group_sums;  // [rows, num_in / GROUP]: of what the numbers of a group stand for; for blocks only
 
+  static bool has_one_scale(const Linear& linear) { return linear.bits == 8 && !linear.panels; }
   static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum
 
   // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP;
-    return {numbers + row * linear.num_in, scales + row * (linear.bits == 8 ? 1 : groups),
-            zero_point_offsets + row * groups};
+    return {numbers + row * linear.num_in, scales + row * (has_one_scale(linear) ? 1 : groups),
+            zero_point_offsets + row * groups, group_sums + row * groups};
   }
 };
 
@@ -57,21 +61,36 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
+// Quantise a group to signed bytes and add those of each half; return the scale, as `quantise` does.
+template <class T>
+INLINE float quantise_group(const T* from, uint8_t* to, int32_t* sums) {
+  const float scale = quantise(from, GROUP, 0, to);
+  for (int half = 0; half < 2; ++half) {
+    sums[half] = 0;
+    for (int i = 0; i < GROUP / 2; ++i) sums[half] += static_cast<int8_t>(to[half * GROUP / 2 + i]);
+  }
+  return scale;
+}
+
 // Quantise row `row` in the format for the layer's weights.
 template <class T>
 INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int8Rows& to) {
   const int num_in = linear.num_in, groups = num_in / GROUP;
   uint8_t* numbers = to.numbers + static_cast<ptrdiff_t>(row) * num_in;
-  if (linear.bits == 8) {
+  if (Int8Rows::has_one_scale(linear)) {
     to.scales[row] = quantise(from, num_in, ZERO_POINT, numbers);
     return;
   }
   for (int group = 0; group < groups; ++group) {
-    uint8_t* mine = numbers + group * GROUP;
-    to.scales[row * groups + group] = quantise(from + group * GROUP, GROUP, 0, mine);
-    int32_t sum = 0;
-    for (int i = 0; i < GROUP; ++i) sum += static_cast<int8_t>(mine[i]);
-    to.zero_point_offsets[row * groups + group] = -8 * sum;
+    const ptrdiff_t place = static_cast<ptrdiff_t>(row) * groups + group;
+    int32_t sums[2];
+    to.scales[place] = quantise_group(from + group * GROUP, numbers + group * GROUP, sums);
+    if (!linear.panels) {
+      to.zero_point_offsets[place] = -8 * (sums[0] + sums[1]);
+      continue;
+    }
+    to.zero_point_offsets[place] = (sums[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16);
+    to.group_sums[place] = to.scales[place] * static_cast<float>(sums[0] + sums[1]);
   }
 }
 

@@ -30,7 +30,9 @@ struct Linear {
   const int32_t* zero_point_offsets;  // 128 * sum of an output's weights, for targets with that ZERO_POINT
   const BlockPanel* panels;           // of quantised blocks, one for each panel, instead of `weights`; else null
   int32_t num_out, num_in;
-  int32_t bits;   // 0: the model's dtype, or blocks; 32: float32 in blocks (gemm/bf16x3.h); 8: int8; 4: int4, packed with scales
+  // 0: the model's dtype, or blocks; 32: float32 in blocks (gemm/bf16x3.h); 8: int8, or blocks with int8 activations
+  // (gemm/block_dots.h); 16: blocks with bfloat16 activations (likewise); 4: int4, packed with scales
+  int32_t bits;
   int32_t gated;  // a panel's first half are gates of its second half
 
   // Return how many halves of a panel hold outputs; the second half of the last panel may be padding.

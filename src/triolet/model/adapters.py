@@ -11,6 +11,7 @@ Source: LoRA, arXiv 2106.09685; DoRA, arXiv 2402.09353; S-LoRA, arXiv 2311.03285
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from torch.nn import functional
 from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.core.step_plan import AdapterStart
 from triolet.errors import AdapterError
+from triolet.kernels._triton import run_or_reference
 from triolet.kernels.lora import AdapterTiles, LowRankPair, LowRankTable, add_low_rank, add_low_rank_triton
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.weight_map import TensorPlan
@@ -103,7 +105,7 @@ class AdapterBank(Generic[Weights]):
         device: torch.device,
     ) -> None:
         self.support, self._pack = support, pack
-        self._max_adapters, self._dtype, self.device = max_adapters, dtype, device
+        self._max_adapters, self.dtype, self.device = max_adapters, dtype, device
         self._layers: dict[str, Callable[[], tuple[Tensor, Tensor | None]]] = {}
         # An adapter may be read in another thread than that of the steps. A step waits for `_reading` only if it needs
         # an adapter that is not there yet.
@@ -180,21 +182,21 @@ class AdapterBank(Generic[Weights]):
         pairs: dict[str, list[LowRankPair]] = {}
         for adapted in files.modules:
             module = adapted.module
-            a = self._tensor(files, adapted.a).to(self.device, self._dtype)
+            a = self._tensor(files, adapted.a).to(self.device, self.dtype)
             # Scaled in float32: bfloat16 would round twice.
             scaled = self._tensor(files, adapted.b).float() * adapted.scaling
             bias = None
             if adapted.bias is not None:
                 bias = (self._tensor(files, adapted.bias).float() * adapted.scaling).to(
-                    self.device, self._dtype
+                    self.device, self.dtype
                 )
             magnitude = layer_bias = None
             if adapted.magnitude is not None:
                 weight, layer_bias = self._plain(module)
                 merged = weight.float() + (scaled @ self._tensor(files, adapted.a).float()).to(weight.device)
                 stored = self._tensor(files, adapted.magnitude).float().to(weight.device)
-                magnitude = (stored / merged.norm(dim=1)).to(self._dtype)
-            b = scaled.to(self.device, self._dtype)
+                magnitude = (stored / merged.norm(dim=1)).to(self.dtype)
+            b = scaled.to(self.device, self.dtype)
             pair = LowRankPair(
                 start=module.start, a=a, b=b, bias=bias, magnitude=magnitude, layer_bias=layer_bias
             )
@@ -281,8 +283,12 @@ class LayerAdapters:
     def add_to(self, layer: str, y: Tensor, x: Tensor) -> None:
         """Add to the output `y` of a layer what the adapters make of its input `x`."""
         if self._tiles is not None and (table := self._table(layer)) is not None:
-            add_low_rank_triton(y, x, table, self._tiles)
-            return
+            one_by_one = functools.partial(self._add_one_by_one, layer)
+            run_or_reference(add_low_rank_triton, one_by_one, y, x, table, self._tiles)
+        else:
+            self._add_one_by_one(layer, y, x)
+
+    def _add_one_by_one(self, layer: str, y: Tensor, x: Tensor, *_: object) -> None:
         for pairs, tokens in self._groups:
             for pair in pairs.get(layer, ()):
                 add_low_rank(y, x, pair, tokens)

@@ -22,6 +22,7 @@ from triolet.core.step_plan import PlanRow, RowStart, StepPlan
 from triolet.errors import InvalidParams, InvariantViolated
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import ForwardBatch, LayerCache
+from triolet.model.memory.block_tables import BlockTables
 from triolet.model.sampling.logprobs import PromptShare
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -40,9 +41,11 @@ class Row:
         "_tokens",
         "adapter_slot",
         "epoch",
+        "has_failed",
         "mask",
         "num_blocks",
         "num_computed_tokens",
+        "num_pending",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_tokens",
@@ -59,12 +62,16 @@ class Row:
         self.adapter_slot = start.adapter_slot
         self._tokens: Int64s = np.array(start.prompt_token_ids + start.output_token_ids, dtype=np.int64)
         self.num_tokens = len(self._tokens)
+        self.num_pending = 0  # tokens that are sampled on the device and not read yet
         self.num_prompt_tokens = len(start.prompt_token_ids)
         self.num_prompt_logprobs = start.params.prompt_logprobs if start.wants_prompt_logprobs else None
         # None until the first step, which starts after the tokens found in the prefix cache.
         self.num_computed_tokens: int | None = None
         self.num_blocks = 0
         self.mask: bytes | None = None  # of the step's token
+        self.has_failed = (
+            False  # it gave no token: a plan that was made before that was known may still name it
+        )
         self.pooling = start.pooling
         self.soft_prompt = start.soft_prompt
         # Penalties do not count placeholders.
@@ -137,6 +144,13 @@ class Row:
         self.sampling.append(token_id)
         return was_guessed
 
+    def settle(self, token_id: int) -> None:
+        """Remember a token that was sampled on the device, whatever has been planned behind it since."""
+        self._make_room(1)
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        self.sampling.append(token_id)
+
     def _make_room(self, count: int) -> None:
         if self.num_tokens + count > len(self._tokens):
             self._tokens = np.resize(self._tokens, 2 * self.num_tokens + 16 + count)
@@ -189,6 +203,7 @@ class StepInput:
     # [num_tokens] int64 on the CPU, the slot of each token's adapter, negative for none; None if no row has one.
     adapter_slots: Tensor | None = None
     soft_prompts: tuple[SoftPromptShare, ...] = ()
+    further_attention: tuple[AttentionMetadata, ...] = ()  # of the cache groups after the first one
 
     def token_type_ids(self) -> Tensor:
         """Return 1 for the tokens of the second text of each pair, 0 for all others; [num_tokens] int64."""
@@ -207,6 +222,7 @@ class StepInput:
             attention=self.attention,
             logits_indices=self.logits_indices,
             adapter_slots=self.adapter_slots,
+            further_attention=self.further_attention,
         )
         return soft_prompts.applied(self.soft_prompts, batch) if self.soft_prompts else batch
 
@@ -273,6 +289,8 @@ class RowTable:
         max_model_len: longest sequence, tokens.
         vocab_size: of the model.
         device: where step inputs go.
+        num_groups: cache groups.
+        has_holes: whether one of them has a window.
     """
 
     def __init__(
@@ -284,8 +302,9 @@ class RowTable:
         max_model_len: int,
         vocab_size: int,
         device: torch.device,
+        num_groups: int = 1,
+        has_holes: bool = False,
     ) -> None:
-        self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -293,7 +312,15 @@ class RowTable:
         self.highest_block_id = -1  # of those that any row has had
         self._rows: list[Row | None] = [None] * max_num_seqs
         self._decoding = self._decoding_of((), ())
-        self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._block_tables = BlockTables(
+            num_groups=num_groups,
+            num_rows=max_num_seqs,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            device=device,
+            has_holes=has_holes,
+        )
 
     def clear(self) -> None:
         """Forget every row."""
@@ -306,7 +333,12 @@ class RowTable:
         rows = []
         for planned in plan.rows:
             row = self._rows[self._checked(planned.row_id)]
-            if row is None or planned.mask is not None or not _is_plain_decode(planned, row):
+            if (
+                row is None
+                or row.has_failed
+                or planned.mask is not None
+                or not _is_plain_decode(planned, row)
+            ):
                 return ()
             rows.append(row)
         return tuple(rows)
@@ -322,17 +354,50 @@ class RowTable:
         Raises:
             InvariantViolated: the plan contradicts the table, which may now hold half of it: `clear` it.
         """
+        return self.input_of(plan, self.apply(plan))
+
+    def apply(self, plan: StepPlan) -> list[Row]:
+        """Apply a plan to the table and return the rows of its step; see `take`."""
         self._begin(plan)
         if not plan.rows or len({row.row_id for row in plan.rows}) != len(plan.rows):
             raise InvariantViolated(f"step {plan.step_id} must have rows, each once; got {plan.rows}")
-        further = plan.num_steps - 1
-        return self._input(plan.rows, [self._advance(planned, further) for planned in plan.rows], further)
+        return [self._advance(planned, plan.num_steps - 1) for planned in plan.rows]
+
+    def input_of(self, plan: StepPlan, rows: Sequence[Row]) -> StepInput:
+        """Build the input of a plan's step from the rows that `apply` returned."""
+        return self._input(plan.rows, rows, plan.num_steps - 1)
+
+    def blocks_of(self, row_id: int, first: int, end: int) -> npt.NDArray[np.int32]:
+        """Return the blocks at places `first : end` of a row's block table, of the first cache group."""
+        return self._block_tables.of_row(row_id, first, end)
 
     def _begin(self, plan: StepPlan) -> None:
         for row_id in plan.ended:
             self._rows[self._checked(row_id)] = None
         for start in plan.starts:
             self._start(start)
+
+    def without_failed(self, plan: StepPlan) -> StepPlan:
+        """Return a plan without the rows that failed in the step before it."""
+        failed = {
+            planned.row_id
+            for planned in plan.rows
+            if (row := self._rows[self._checked(planned.row_id)]) is not None and row.has_failed
+        }.difference(plan.ended)
+        if not failed:
+            return plan
+        left = tuple([planned for planned in plan.rows if planned.row_id not in failed])
+        return attrs.evolve(
+            plan, rows=left, loads=tuple([load for load in plan.loads if load.row_id not in failed])
+        )
+
+    def note(self, plan: StepPlan) -> None:
+        """Apply a plan to the table as far as it starts rows and gives them blocks; nothing of it is computed."""
+        self._begin(plan)
+        for planned in plan.rows:
+            row = self._rows[self._checked(planned.row_id)]
+            if row is not None and planned.new_block_ids:
+                self._add_blocks(row, planned)
 
     def take_loaded(self, plan: StepPlan, loaded: Iterable[PlanRow]) -> StepPlan:
         """Apply a plan to the table as far as it starts rows, and has rows whose KV was loaded.
@@ -400,8 +465,9 @@ class RowTable:
                 f"start must be {row.num_computed_tokens or 0} for {row.request_id}; got {planned}"
             )
         known_end = end - len(planned.draft_token_ids)
-        if not planned.start < known_end <= row.num_tokens or planned.sample != (known_end == row.num_tokens):
-            raise InvariantViolated(f"{row.request_id} has {row.num_tokens} tokens; got {planned}")
+        num_tokens = row.num_tokens + row.num_pending
+        if not planned.start < known_end <= num_tokens or planned.sample != (known_end == num_tokens):
+            raise InvariantViolated(f"{row.request_id} has {num_tokens} tokens; got {planned}")
         if planned.draft_token_ids:
             self._check_draft(row, planned)
         if planned.new_block_ids:
@@ -429,16 +495,7 @@ class RowTable:
 
     def _add_blocks(self, row: Row, planned: PlanRow) -> None:
         block_ids = planned.new_block_ids
-        first, row.num_blocks = row.num_blocks, row.num_blocks + len(block_ids)
-        if row.num_blocks > self._block_tables.shape[1]:
-            raise InvariantViolated(
-                f"{row.request_id} must have at most {self._block_tables.shape[1]} blocks; got {row.num_blocks}"
-            )
-        if not 0 <= min(block_ids) <= max(block_ids) < self._num_blocks:
-            raise InvariantViolated(
-                f"block ids of {row.request_id} must be in [0, {self._num_blocks}); got {block_ids}"
-            )
-        self._block_tables[planned.row_id, first : row.num_blocks] = block_ids
+        row.num_blocks = self._block_tables.add(planned.row_id, row.num_blocks, block_ids, row.request_id)
         self.highest_block_id = max(self.highest_block_id, *block_ids)
 
     def _input(self, plan_rows: Sequence[PlanRow], rows: Sequence[Row], further: int) -> StepInput:
@@ -457,9 +514,7 @@ class RowTable:
         positions = np.arange(ends[-1]) + np.repeat(np.array(seq_lens) - ends, query_lens)
         row_ids = np.array([planned.row_id for planned in plan_rows])
         num_blocks = -(-max(seq_lens) // self._block_size)
-        block_tables = self._block_tables[row_ids, :num_blocks]
-        block_ids = block_tables[np.repeat(np.arange(len(rows)), query_lens), positions // self._block_size]
-        slots = block_ids.astype(np.int64) * self._block_size + positions % self._block_size
+        places = np.repeat(np.arange(len(rows)), query_lens)
         num_sampled = [
             len(planned.draft_token_ids) + 1 if planned.sample and row.pooling is None else 0
             for planned, row in zip(plan_rows, rows, strict=True)
@@ -476,40 +531,44 @@ class RowTable:
             if share := row.prompt_share(planned.start, planned.start + planned.num_tokens):
                 prompted.append(share)
                 logits_indices.append(end - planned.num_tokens + np.arange(len(share.token_ids)))
+        attention, *further_attention = self._block_tables.attention(
+            row_ids,
+            places,
+            positions,
+            num_blocks,
+            cu_query_lens=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            seq_lens=np.array(seq_lens, dtype=np.int32),
+            query_lens_host=query_lens,
+            seq_lens_host=seq_lens,
+        )
         return StepInput(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
-            attention=AttentionMetadata(
-                cu_query_lens=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
-                seq_lens=self._tensor(np.array(seq_lens, dtype=np.int32)),
-                block_tables=self._tensor(block_tables),
-                slot_mapping=self._tensor(slots),
-                query_lens_host=query_lens,
-                seq_lens_host=seq_lens,
-            ),
+            attention=attention,
             logits_indices=self._tensor(np.concatenate(logits_indices)),
             sampled=tuple(row for row, count in zip(rows, num_sampled, strict=True) for _ in range(count)),
             prompted=tuple(prompted),
             pooled=tuple(pooled),
             adapter_slots=_adapter_slots(rows, query_lens),
             soft_prompts=tuple(share for share in soft_prompts if share is not None),
+            further_attention=tuple(further_attention),
         )
 
     def _decode_input(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...], further: int) -> StepInput:
         # the most frequent step: only the tensors that change are written; block tables cover `further` more tokens
         if rows != self._decoding.rows:  # compared by identity
             self._decoding = self._decoding_of(plan_rows, rows)
-        known, size = self._decoding, self._block_size
+        known = self._decoding
         starts = [planned.start for planned in plan_rows]
         token_ids = [row.token(start) for row, start in zip(rows, starts, strict=True)]
         positions = np.array(starts)
-        block_tables = self._block_tables[known.row_ids, : (max(starts) + further) // size + 1]
-        slots = block_tables[known.places, positions // size].astype(np.int64) * size + positions % size
-        attention = AttentionMetadata(
+        attention, *further_attention = self._block_tables.attention(
+            known.row_ids,
+            known.places,
+            positions,
+            (max(starts) + further) // self._block_size + 1,
             cu_query_lens=known.cu_query_lens,
-            seq_lens=self._tensor((positions + 1).astype(np.int32)),
-            block_tables=self._tensor(block_tables),
-            slot_mapping=self._tensor(slots),
+            seq_lens=(positions + 1).astype(np.int32),
             query_lens_host=known.query_lens,
             seq_lens_host=tuple([start + 1 for start in starts]),
         )
@@ -520,6 +579,7 @@ class RowTable:
             known.logits_indices,
             rows,
             adapter_slots=known.adapter_slots,
+            further_attention=tuple(further_attention),
         )
 
     def _decoding_of(self, plan_rows: Sequence[PlanRow], rows: tuple[Row, ...]) -> Decoding:

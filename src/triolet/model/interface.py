@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
@@ -11,13 +12,44 @@ from torch import Tensor
 if TYPE_CHECKING:
     from triolet.kernels.attention_metadata import AttentionMetadata
 
+NUM_VERSIONS = 2
+"""Versions of a block's state: what a step reads, and what it writes."""
+
+
+@attrs.frozen(kw_only=True)
+class LayerStateSpec:
+    """Shape of what a recurrent layer keeps of a sequence, whatever its length; each block has two versions of it."""
+
+    convolution: tuple[int, int]  # tokens, channels; in the model's dtype
+    recurrent: tuple[int, ...]  # float32
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of both versions of a block, but for those of their lengths."""
+        state = math.prod(self.convolution) * dtype.itemsize
+        return NUM_VERSIONS * (state + math.prod(self.recurrent) * torch.float32.itemsize)
+
 
 @attrs.frozen(kw_only=True)
 class LayerCacheSpec:
-    """Shape of one attention layer's cache per token: keys and values, each `num_kv_heads` * `head_dim` numbers."""
+    """Shape of one layer's cache.
+
+    That of an attention layer holds keys and values of each token, each `num_kv_heads` * `head_dim` numbers; that of a
+    recurrent one holds states of each block, and keys of no heads.
+    """
 
     num_kv_heads: int
     head_dim: int
+    is_latent: bool = (
+        False  # a value is a part of its key: one tensor holds both (multi-head latent attention)
+    )
+    state: LayerStateSpec | None = None  # of a recurrent layer
+    # Tokens that it sees at most, if its model reads nothing behind them: those may be another sequence's by then.
+    window: int | None = None
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that the cache keeps for a token."""
+        return (1 if self.is_latent else 2) * self.num_kv_heads * self.head_dim
 
 
 @attrs.frozen(kw_only=True)
@@ -28,22 +60,65 @@ class ModelSpec:
     backend: str  # `native` or `transformers`
     vocab_size: int  # rows of the output head; token ids are below it
     max_position: int  # longest sequence that the position encoding covers, tokens
-    cache_layers: tuple[LayerCacheSpec, ...]  # one entry per attention layer, in order
-    dtype: torch.dtype  # of weights, activations and KV
+    cache_layers: tuple[LayerCacheSpec, ...]  # one entry per layer with a cache, in order
+    dtype: torch.dtype  # of weights, activations and states
     hidden_size: int = 0  # numbers of a hidden state
+    # Whether a step may have a block table for each cache group; otherwise there is one for all layers.
+    takes_cache_groups: bool = False
+    kv_dtype: torch.dtype | None = None  # of keys and values; None for `dtype`
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values in the cache."""
+        return self.kv_dtype or self.dtype
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values of one token, all layers together."""
-        numbers = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.cache_layers)
-        return numbers * self.dtype.itemsize
+        return sum(layer.numbers_per_token for layer in self.cache_layers) * self.cache_dtype.itemsize
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if a layer keeps a state in place of keys and values."""
+        return any(layer.state is not None for layer in self.cache_layers)
+
+    def state_bytes_per_block(self) -> int:
+        """Return the bytes of the states of one block, all layers together."""
+        return sum(
+            layer.state.num_bytes(self.dtype) for layer in self.cache_layers if layer.state is not None
+        )
+
+    def block_bytes(self, block_size: int) -> int:
+        """Return the bytes of a block of so many tokens, all layers together."""
+        return block_size * self.kv_bytes_per_token() + self.state_bytes_per_block()
+
+
+@attrs.frozen(eq=False)
+class LayerStates:
+    """States of one recurrent layer, two versions for each block; zeros before anything is written."""
+
+    convolution: Tensor  # [num_blocks, 2, tokens, channels] in the model's dtype
+    recurrent: Tensor  # [num_blocks, 2, ...] float32
+    lengths: Tensor  # [num_blocks, 2] int32: tokens that a version is the state after; 0 for none
 
 
 @attrs.frozen(eq=False)
 class LayerCache:
-    """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim], contiguous."""
+    """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
+
+    They are the same tensor in a latent cache, and empty in that of a recurrent layer.
+    """
 
     keys: Tensor
     values: Tensor
+    states: LayerStates | None = None  # of a recurrent layer
+    group: int = 0  # cache group of the layer, see `core.kv_cache.cache_groups`
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that hold memory; the first dimension of each is that of the blocks."""
+        if (states := self.states) is not None:
+            return (states.convolution, states.recurrent, states.lengths)
+        return (self.keys,) if self.values is self.keys else (self.keys, self.values)
 
 
 @attrs.frozen(eq=False)
@@ -60,7 +135,7 @@ class ForwardBatch:
 
     token_ids: Tensor  # [num_tokens] int64, the chunks of all sequences end to end
     positions: Tensor  # [num_tokens] int64, each token's index in its sequence
-    # One entry per attention layer; written in place at `attention.slot_mapping`.
+    # One entry per layer with a cache; written in place at `attention.slot_mapping`.
     cache: tuple[LayerCache, ...]
     attention: AttentionMetadata  # each sequence's chunk and blocks
     logits_indices: Tensor  # [num_logits] int64, the tokens after which logits are wanted
@@ -69,6 +144,8 @@ class ForwardBatch:
     # [num_tokens] int64 on the CPU, the slot of each token's LoRA adapter, negative for none; None if no token has one.
     adapter_slots: Tensor | None = None
     embeddings: InputEmbeddings | None = None  # of virtual tokens; None if the step has none
+    # Blocks of the layers of the second cache group and those after it; `attention` has those of the first one.
+    further_attention: tuple[AttentionMetadata, ...] = ()
 
 
 class CausalModel(Protocol):

@@ -17,6 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from triolet.config.engine import INT8_ACTIVATIONS
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.core.request.pooling_params import EMBED, TOKEN_EMBED
@@ -30,6 +31,7 @@ from triolet.model.architectures.decoder_config import (
     read_config,
 )
 from triolet.model.architectures.families import native_family, parse_decoder_config
+from triolet.model.architectures.kv_format import KV_DTYPES, NO_SCALES, KvFormat, read_kv_scales
 from triolet.model.architectures.weight_map import (
     TensorPlan,
     WeightReader,
@@ -39,6 +41,8 @@ from triolet.model.architectures.weight_map import (
 )
 from triolet.model.backends.cpu_decoder import adapter_packing, build_cpu_decoder, can_plan, can_quantise
 from triolet.model.backends.torch_decoder import build_decoder
+from triolet.model.cuda.staging import PinnedStaging
+from triolet.model.cuda.step_device import CudaDevice
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.folder.hub import resolve_folder
@@ -102,6 +106,8 @@ def load_model(
     classifier_from_token: tuple[str, ...] = (),
     adapter_limits: AdapterLimits | None = None,
     weights_cache: str | None = None,
+    calibration: str = "auto",
+    kv_cache_dtype: str = "auto",
     on_progress: OnProgress | None = None,
     group: Group | None = None,
 ) -> LoadedFolder:
@@ -116,21 +122,26 @@ def load_model(
         revision: of a hub id.
         max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
             original length only, unless this asks for more.
-        quantization: `int8` or `int4` rounds the weights while they are read; see `EngineConfig`.
+        quantization: `int8` or `int4` rounds the weights while they are read, `int8-activations` the activations; see
+            `EngineConfig`.
         convert: see `EngineConfig`.
         classifier_from_token: see `EngineConfig`.
         adapter_limits: of LoRA adapters; None for a model without them.
         weights_cache: folder of packed weights; None for none.
+        calibration: see `EngineConfig`.
+        kv_cache_dtype: see `EngineConfig`.
         on_progress: told how many bytes were fetched and read.
         group: of the processes that compute this model together; None for one.
 
     Raises:
-        ConfigError: `dtype`, `max_model_len`, `quantization`, `convert` or `enable_lora` is not possible with this
-            model.
+        ConfigError: `dtype`, `max_model_len`, `quantization`, `convert`, `kv_cache_dtype` or `enable_lora` is not
+            possible with this model or device.
         ModelError: the model cannot be loaded; the subclass says why. Nothing half-loaded stays.
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
+    if kv_cache_dtype != "auto":
+        _check_kv_device(kv_cache_dtype, device)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
     # A GGUF file: configuration, tokenizer and weights in one.
     if classifier_from_token:
@@ -147,6 +158,8 @@ def load_model(
             convert,
             adapter_limits,
             weights_cache,
+            calibration,
+            kv_cache_dtype,
             on_progress,
         )
     config = read_config(folder)
@@ -168,15 +181,18 @@ def load_model(
             {**config, "architectures": [family]}, folder, max_model_len=max_model_len
         )
         _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
-        stored = Checkpoint.open(folder)
+        stored = Checkpoint.open(folder).unstacked(parsed.names.expert_stacks)
         checkpoint: WeightSource = stored
+        kv_format = _kv_format(kv_cache_dtype, parsed, stored)
         quantized: QuantizedCheckpoint | StackedExperts | None = None
         if group is not None:
             if config.get("quantization_config"):
                 raise ConfigError("tensor_parallel_size", "1 for quantized weights", group.part.size)
             from triolet.model.parallel.load import load_part
 
-            loaded = load_part(parsed, stored, torch_dtype, device, max_model_len, on_progress, group)
+            loaded = load_part(
+                parsed, stored, torch_dtype, device, max_model_len, on_progress, group, kv_format
+            )
             _logger.info("%s runs on %d ranks, %s on %s", architecture, group.part.size, torch_dtype, device)
             return LoadedFolder(model=loaded, folder=folder, generation_defaults=defaults)
         if parsed.names.stacked_experts:
@@ -195,6 +211,8 @@ def load_model(
             on_progress,
             adapter_limits,
             _CacheFolder(weights_cache, [*folder.glob("*.safetensors"), folder / "config.json"]),
+            calibration,
+            kv_format,
         )
         if quantized is not None and quantized.num_quantized:
             _logger.info(
@@ -205,6 +223,9 @@ def load_model(
                 torch_dtype,
             )
     else:
+        if kv_cache_dtype != "auto":
+            rule = f"auto for {architecture}: a KV cache in float8 needs CUDA and the native decoder"
+            raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
         if group is not None:
             rule = f"1 for {architecture}, which has no native decoder"
             raise ConfigError("tensor_parallel_size", rule, group.part.size)
@@ -269,6 +290,8 @@ def _build(
     on_progress: OnProgress | None,
     adapter_limits: AdapterLimits | None,
     cache_folder: _CacheFolder,
+    calibration: str,
+    kv_format: KvFormat | None,
 ) -> tuple[CausalModel, AdapterBank[Any] | None]:
     plans = plan_tensors(parsed, checkpoint.tensors)
     # Names and shapes come first: they take no time, and the weights may take minutes.
@@ -278,7 +301,9 @@ def _build(
         if on_progress is not None:
             on_progress(LoadProgress("weights", done_bytes, total_bytes))
 
-    reader = WeightReader(checkpoint, plans, dtype, torch.device(device), report)
+    place = torch.device(device)
+    staging = PinnedStaging(CudaDevice(place)) if place.type == "cuda" else None
+    reader = WeightReader(checkpoint, plans, dtype, place, report, staging)
     if can_plan(parsed, dtype, reader.device) and (
         quantization is None or can_quantise(parsed, quantization)
     ):
@@ -297,7 +322,11 @@ def _build(
             quantization=quantization,
             adapters=packed,
             cache=cache,
+            calibration=calibration,
         )
+        if quantization == INT8_ACTIVATIONS and not decoder.has_blocks:
+            rule = "one of none, int8, int4 for a model without quantised weights that the kernels keep"
+            raise ConfigError("quantization", rule, quantization)
         if cache is not None:
             kept = (
                 checkpoint.kept
@@ -309,13 +338,46 @@ def _build(
         return decoder, packed
     if quantization is not None:
         raise _not_quantised(quantization)
+    if adapter_limits is not None and parsed.is_recurrent:
+        rule = f"false for {parsed.architecture}, of which most layers are recurrent"
+        raise ConfigError("enable_lora", rule, True)
     if adapter_limits is None:
-        return build_decoder(parsed, reader, max_model_len=max_model_len), None
+        return build_decoder(parsed, reader, max_model_len=max_model_len, kv_format=kv_format), None
     # imported here because most engines have no adapters
     from triolet.model.adapters import LayerAdapters
 
     bank = _adapter_bank(parsed, plans, adapter_limits, reader, _unpacked)
-    return build_decoder(parsed, reader, max_model_len=max_model_len, adapters=LayerAdapters(bank)), bank
+    layers = LayerAdapters(bank)
+    return (
+        build_decoder(parsed, reader, max_model_len=max_model_len, adapters=layers, kv_format=kv_format),
+        bank,
+    )
+
+
+def _check_kv_device(kv_cache_dtype: str, device: str) -> None:
+    place = torch.device(device)
+    if place.type != "cuda":
+        rule = "auto on a CPU: a KV cache in float8 needs CUDA, an NVIDIA GPU"
+        raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
+    if KV_DTYPES[kv_cache_dtype] == torch.float8_e4m3fn and torch.cuda.get_device_capability(place) < (8, 9):
+        rule = "auto or fp8_e5m2 on a GPU of compute capability below 8.9, which cannot convert E4M3"
+        raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
+
+
+def _kv_format(
+    kv_cache_dtype: str, parsed: DecoderConfig, checkpoint: Checkpoint | None = None
+) -> KvFormat | None:
+    """Return the format of the KV cache on a GPU, with the scales of the checkpoint; None for the model's dtype."""
+    if kv_cache_dtype == "auto":
+        return None
+    if any(layer.latent is not None or layer.recurrent is not None for layer in parsed.layers):
+        kind = "recurrent layers" if parsed.is_recurrent else "latent attention"
+        rule = f"auto for {parsed.architecture}, which has {kind}: a KV cache in float8 needs CUDA and keys and values"
+        raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
+    scales = () if checkpoint is None else read_kv_scales(parsed, checkpoint)
+    num_scaled = sum(each != NO_SCALES for each in scales)
+    _logger.info("the KV cache is in %s; %d layers have scales of the checkpoint", kv_cache_dtype, num_scaled)
+    return KvFormat(dtype=KV_DTYPES[kv_cache_dtype], scales=scales)
 
 
 @attrs.frozen
@@ -375,6 +437,8 @@ def _load_gguf(
     convert: str,
     adapter_limits: AdapterLimits | None,
     weights_cache: str | None,
+    calibration: str,
+    kv_cache_dtype: str,
     on_progress: OnProgress | None,
 ) -> LoadedFolder:
     """Load a GGUF file, which has configuration, weights and tokenizer in one."""
@@ -396,6 +460,8 @@ def _load_gguf(
         on_progress,
         adapter_limits,
         _CacheFolder(weights_cache, list({tensor.path for tensor in file.tensors.values()})),
+        calibration,
+        _kv_format(kv_cache_dtype, parsed),
     )
     _logger.info(
         "%s runs on the native backend on %s; its weights, %s",
@@ -404,7 +470,9 @@ def _load_gguf(
         describe_types(
             file,
             checkpoint.kept,
-            str(torch_dtype) if quantization is None else f"{torch_dtype} and then {quantization}",
+            f"{torch_dtype} and then {quantization}"
+            if quantization in ("int8", "int4")
+            else str(torch_dtype),
         ),
     )
     pooler = None

@@ -15,6 +15,7 @@ from triolet.model.gguf.config import written_architecture
 from triolet.model.gguf.write_tokenizer import written_tokenizer
 from triolet.model.gguf.writer import KINDS, GgufModel, write_gguf
 from triolet.model.quantized.checkpoint import open_quantized
+from triolet.model.quantized.stacked_experts import open_stacked_experts
 from triolet.model.quantized.writer import SCHEMES, write_integers
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 
@@ -49,13 +50,17 @@ def write_quantized(
     if not is_native(architecture):
         raise UnsupportedModel(f"{folder}: {architecture} has no native decoder, so it cannot be quantised")
     parsed = parse_decoder_config(config, folder)
-    if parsed.names.stacked_experts:
+    if parsed.names.stacked_experts and form in SCHEMES:
+        raise UnsupportedModel(f"{folder}: {architecture} stacks its experts, which {form} cannot express")
+    if parsed.names.expert_stacks:
         raise UnsupportedModel(
             f"{folder}: {architecture} stacks its experts, which none of the formats that are written can express"
         )
     stored = Checkpoint.open(folder)
     source: WeightSource = stored
-    if config.get("quantization_config"):
+    if parsed.names.stacked_experts:
+        source = open_stacked_experts(stored, config, folder)
+    elif config.get("quantization_config"):
         source = open_quantized(stored, config, folder)
     check_fit(parsed, plan_tensors(parsed, source.tensors), source)
     if form in SCHEMES:

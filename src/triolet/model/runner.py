@@ -15,8 +15,12 @@ import attrs
 import torch
 from torch import Tensor
 
+from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.core.step_plan import PromptLogprobs, RowFailure, RowResult, SampledToken, StepPlan, StepResult
 from triolet.errors import InvariantViolated
+from triolet.model.cuda.graphs import OnCaptured, ignore_captured
+from triolet.model.cuda.step_device import StepDevice
+from triolet.model.cuda.steps import DeviceSteps
 from triolet.model.input_batch import Row, RowTable, StepInput
 from triolet.model.interface import (
     BackgroundModel,
@@ -40,6 +44,7 @@ from triolet.model.soft_prompts import SoftPromptBank, with_failures
 from triolet.model.worker import Worker, call_worker
 
 if TYPE_CHECKING:
+    from triolet.core.kv_cache.cache_groups import CacheGroup
     from triolet.core.worker_call import WorkerCall
     from triolet.model.adapters import AdapterBank
     from triolet.model.memory.prefix_store import PrefixStore
@@ -58,6 +63,9 @@ class ModelRunner:
         logprobs_mode: see `EngineConfig`.
         pooler: pools the hidden states of pooled requests; None for a model that only generates.
         adapters: LoRA adapters of the model's layers; None for a model without them.
+        step_device: computes steps whose rows live on the device; None for a model that is not computed so.
+        max_num_batched_tokens: most tokens of such a step.
+        groups: cache groups of the model's layers; empty for one of all.
     Raises:
         ConfigError: there is no memory for so many blocks.
     """
@@ -74,6 +82,9 @@ class ModelRunner:
         logprobs_mode: str = "raw_logprobs",
         pooler: Pooler | None = None,
         adapters: AdapterBank[Any] | None = None,
+        step_device: StepDevice | None = None,
+        max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+        groups: tuple[CacheGroup, ...] = (),
     ) -> None:
         self.model: Any = model  # for the worker
         self._model = model
@@ -87,9 +98,14 @@ class ModelRunner:
         self._background = model if isinstance(model, BackgroundModel) else None
         self._device = self.device = device
         self._cache = allocate_kv_cache(
-            model.spec, num_blocks=num_blocks, block_size=block_size, device=device
+            model.spec,
+            num_blocks=num_blocks if step_device is None else num_blocks + 1,  # one for the padding of steps
+            block_size=block_size,
+            device=device,
+            groups=groups,
         )
-        tensors = [tensor for layer in self._cache for tensor in (layer.keys, layer.values)]
+        # Layers of several groups have the same ones.
+        tensors = list({id(tensor): tensor for layer in self._cache for tensor in layer.tensors}.values())
         self._pages = prefault_pages(tensors, device)
         self._table = RowTable(
             num_blocks=num_blocks,
@@ -98,14 +114,44 @@ class ModelRunner:
             max_model_len=max_model_len,
             vocab_size=model.spec.vocab_size,
             device=device,
+            num_groups=max(1, len(groups)),
+            has_holes=any(group.window is not None for group in groups),
         )
+        self._steps: DeviceSteps | None = None
+        if step_device is not None:
+            self._steps = DeviceSteps(
+                model,
+                self._cache,
+                self._table,
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_model_len,
+                max_num_tokens=max_num_batched_tokens,
+                device=step_device,
+                logprobs_mode=logprobs_mode,
+            )
         self._store: PrefixStore | None = None
+        self._has_lacked_memory = False  # in the last step
+        self._done_s = 0.0  # when the last result was there, seconds
         self._batch_rows: tuple[Row, ...] = ()
         self._batch = SamplingBatch((), model.spec.vocab_size, device)
 
     def keep_prefixes(self, open_store: Callable[[tuple[LayerCache, ...]], PrefixStore]) -> None:
         """Keep KV of prefixes in a store, which is opened for the KV cache."""
         self._store = open_store(self._cache)
+
+    def capture_graphs(
+        self, on_captured: OnCaptured = ignore_captured, *, only_largest: bool = False
+    ) -> bool:
+        """Capture the decode steps of all batch sizes, if the model is computed on the device's rows.
+
+        Args:
+            on_captured: told after each how many are done, and of how many.
+            only_largest: capture one, to learn what memory they need.
+        Returns:
+            Whether there are graphs.
+        """
+        return self._steps is not None and self._steps.capture(on_captured, only_largest=only_largest)
 
     def flush(self) -> None:
         """Wait a little for what is still to be written to the prefix store."""
@@ -118,29 +164,53 @@ class ModelRunner:
             call.invalidates
         ):  # what is computed from now on belongs to no files, and what they hold to other weights
             self._store = None
-        return call_worker(self.worker, call)
+        answer = call_worker(self.worker, call)
+        if call.invalidates and self._steps is not None and self._steps.graphs:
+            self._steps.capture()  # the tensors of the model may be others now
+        return answer
 
     def reset(self) -> None:
         """Forget every row."""
         # the KV cache needs no clearing: no block is read before it is written again
+        if self._steps is not None:
+            self._steps.clear()
         self._table.clear()
         if self._adapters is not None:
             self._adapters.clear()
         self._batch_for(())
         self.rest()
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute one step.
 
         Args:
-            plan: follows the result of the one before.
+            plan: follows the result of the one before, or, if it is made ahead, the one before.
         Returns:
             The sampled tokens; or, if memory ran out, only that fact.
         Raises:
             InvariantViolated: the plan contradicts the table of rows.
         """
+        return self.submit(plan).result()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Compute a step, or hand it to the device; the result is had of what is returned.
+
+        The results of the steps before need not have been read: what a row that computes one token says is known where
+        it is computed. They are read in the order of the steps.
+
+        Args:
+            plan: follows the one before.
+        Raises:
+            InvariantViolated: the plan contradicts the table of rows.
+        """
         began_s = time.perf_counter()
+        if plan.is_ahead:
+            if self._has_lacked_memory:
+                return PendingStep.of(self._pass_over(plan, "the step before found no memory"))
+            if not (plan := self._table.without_failed(plan)).rows:
+                return PendingStep.of(self._pass_over(plan))
+        self._has_lacked_memory = False
         if self._device.index is not None:
             # Triton launches on the thread's current device, and a thread begins with the first one.
             torch.cuda.set_device(self._device)
@@ -152,8 +222,49 @@ class ModelRunner:
             if not rest.rows:
                 self._place(rest)
                 self.rest()
-                return self._store.result(plan, rest, (), time.perf_counter() - began_s)
-        step = self._take(rest)
+                return PendingStep.of(self._store.result(plan, rest, (), time.perf_counter() - began_s))
+        rows = self._apply(rest)
+        if self._steps is not None and self._steps.takes(rest, rows):
+            return self._submit_to_device(self._steps, plan, rest, rows, began_s)
+        if self._steps is not None:
+            self._steps.pass_by(rest)
+            if plan.is_ahead:  # by now it is known which rows failed in the step before
+                rest, rows = self._table.without_failed(rest), [row for row in rows if not row.has_failed]
+                if not rows:
+                    return PendingStep.of(StepResult(plan.step_id, ()))
+        return PendingStep.of(self._computed(plan, rest, self._table.input_of(rest, rows), began_s))
+
+    def _submit_to_device(
+        self, steps: DeviceSteps, plan: StepPlan, rest: StepPlan, rows: list[Row], began_s: float
+    ) -> PendingStep:
+        prepared_s = time.perf_counter()
+        problem = None
+        try:
+            samples = steps.submit(rest, rows)
+        except Exception as error:
+            if (problem := lack_of_memory(error)) is None:
+                raise
+        if problem is not None:
+            steps.rows.forget_all()  # some of it may have happened there
+            return PendingStep.of(self._without_memory(plan, problem, began_s, prepared_s))
+
+        def result() -> StepResult:
+            steps.settle(samples)
+            results = tuple(samples.settle())
+            if self.profile is not None:
+                self.profile.computed_s = time.perf_counter()
+            return self._result(plan, rest, results, began_s, prepared_s)
+
+        return PendingStep(result, samples.wait)
+
+    def _without_memory(self, plan: StepPlan, problem: str, began_s: float, prepared_s: float) -> StepResult:
+        give_back(self._device)
+        self._has_lacked_memory = True
+        self._table.take_back(plan)  # as if not begun: what is in the KV cache is written again
+        self._note_profiled(plan, began_s, prepared_s)
+        return StepResult(plan.step_id, (), out_of_memory=problem)
+
+    def _computed(self, plan: StepPlan, rest: StepPlan, step: StepInput, began_s: float) -> StepResult:
         prepared_s = time.perf_counter()
         problem = None
         try:
@@ -164,19 +275,39 @@ class ModelRunner:
         finally:
             self.rest()
         if problem is not None:  # the error is gone by now, and with it the tensors that its traceback held
-            give_back(self._device)
-            self._table.take_back(plan)  # as if not begun: what is in the KV cache is written again
-            self._note_profiled(plan, began_s, prepared_s)
-            return StepResult(plan.step_id, (), out_of_memory=problem)
+            return self._without_memory(plan, problem, began_s, prepared_s)
         rows: tuple[RowResult, ...] = (*self.note(step.sampled, samples), *others)
         if self._adapters is not None and step.adapter_slots is not None:
             rows = self._with_failed_adapters(plan, rows)
         rows = self._soft_prompts.with_failures(rows) if step.soft_prompts else rows
+        return self._result(plan, rest, rows, began_s, prepared_s)
+
+    def _result(
+        self,
+        plan: StepPlan,
+        rest: StepPlan,
+        rows: tuple[RowResult, ...],
+        began_s: float,
+        prepared_s: float,
+    ) -> StepResult:
         self._note_profiled(plan, began_s, prepared_s)
-        elapsed_s = time.perf_counter() - began_s
+        # A step that was submitted early begins when the one before it is done.
+        now_s = time.perf_counter()
+        elapsed_s, self._done_s = now_s - max(began_s, self._done_s), now_s
         if self._store is not None:
             return self._store.result(plan, rest, rows, elapsed_s)
         return StepResult(plan.step_id, rows, elapsed_s)
+
+    def _pass_over(self, plan: StepPlan, problem: str | None = None) -> StepResult:
+        """Note the rows and blocks of a plan, and compute nothing of it."""
+        self._has_lacked_memory = False
+        num_failed = 0
+        if self._store is not None:
+            self._store.save(plan.saves)
+            num_failed = self._store.take_failures()
+        self._place(plan)
+        self._table.note(plan)
+        return StepResult(plan.step_id, (), out_of_memory=problem, num_failed_saves=num_failed)
 
     def _note_profiled(self, plan: StepPlan, began_s: float, prepared_s: float) -> None:
         if self.profile is not None and self.profile.is_recording:
@@ -209,14 +340,16 @@ class ModelRunner:
             self._background is None
             or self.profile is not None
             or not rows
+            or (plan.is_ahead and self._has_lacked_memory)
             or plan.adapters
             or not self._batch_for(rows).is_greedy
         ):
             return None
+        self._has_lacked_memory = False
         if self._store is not None:
             self._store.save(plan.saves)
         self._background.prepare()  # the thread wakes up while the input is prepared
-        step = self._take(plan)
+        step = self._table.input_of(plan, self._apply(plan))
         batch = step.forward_batch(self._cache, self._soft_prompts)
         run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
         return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
@@ -245,12 +378,12 @@ class ModelRunner:
                 raise InvariantViolated(f"adapter {adapter.name!r} must not be planned: there are no slots")
             self._adapters.place(adapter)
 
-    def _take(self, plan: StepPlan) -> StepInput:
+    def _apply(self, plan: StepPlan) -> list[Row]:
         self._place(plan)
-        step = self._table.take(plan)
+        rows = self._table.apply(plan)
         if self._pages is not None:
             self._pages.reach(self._table.highest_block_id)
-        return step
+        return rows
 
     def rest(self) -> None:
         """Note that no step is being computed any more."""
@@ -313,7 +446,7 @@ class ModelRunner:
                 continue
             if i in samples.failures:
                 results.append(RowFailure(row.request_id, row.epoch, samples.failures[i]))
-                over = row
+                row.has_failed, over = True, row
                 continue
             token_id = samples.token_ids[i]
             position = len(row.sampling.output_token_ids)
@@ -334,6 +467,37 @@ class ModelRunner:
             )
             self._batch_rows = rows
         return self._batch
+
+
+class PendingStep:
+    """Step that was handed to a runner; see `core.step_plan.SubmittedStep`.
+
+    Args:
+        read: waits for its result, and reads it.
+        wait: waits until it is computed; None if it was computed at once.
+    """
+
+    def __init__(self, read: Callable[[], StepResult], wait: Callable[[], None] | None = None) -> None:
+        self._read, self._wait = read, wait
+        self._result: StepResult | None = None
+
+    @classmethod
+    def of(cls, result: StepResult) -> PendingStep:
+        """Return a step whose result is there."""
+        return cls(lambda: result)
+
+    @property
+    def is_done(self) -> bool:
+        return self._wait is None
+
+    def wait(self) -> None:
+        if self._wait is not None:
+            self._wait()
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._read()
+        return self._result
 
 
 class BackgroundRun:

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from triolet.config.engine import DEFAULT_GPU_MEMORY_UTILIZATION, DEVICE, EngineConfig
+from triolet.config.devices import DEVICE_NAMES, cores_of, is_device, kind_of
+from triolet.config.engine import DEFAULT_GPU_MEMORY_UTILIZATION, EngineConfig
+from triolet.config.processors import VARIABLE, Processors, choose_threads
+from triolet.core.kv_cache.cache_groups import CacheGroup
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, ModelError
+from triolet.kernels._triton import announce_warm, has_failed_kernels
 from triolet.kernels.cpu.library import kernels
+from triolet.kernels.lora import compile_low_rank
+from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.layers.warm_up import compute_warm_up_steps
+from triolet.model.backends.torch_decoder import Decoder
+from triolet.model.cuda.step_device import CudaDevice, StepDevice
+from triolet.model.cuda.warm_up import can_compute_steps
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 from triolet.model.memory.device_memory import DeviceMemory, largest_step
-from triolet.model.memory.kv_cache import kv_block_count, longest_prompt, longest_sequence
+from triolet.model.memory.kv_cache import (
+    MAX_GROUPS,
+    cache_groups_of,
+    kv_block_count,
+    longest_prompt,
+    longest_sequence,
+    windows_of,
+)
+from triolet.model.memory.state_cache import block_size_of
 from triolet.model.runner import ModelRunner
 from triolet.model.soft_prompts import soft_prompt_support
 from triolet.model.worker import worker_class
@@ -28,6 +48,17 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def _driver_errors_as_model_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch has a class for most of them, and Triton none
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA" not in str(error):
+            raise
+        raise ModelError(f"the GPU's driver failed while the model was loaded: {error}") from error
+
+
+@_driver_errors_as_model_errors()
 def load_runner(
     *,
     model: str,
@@ -36,18 +67,21 @@ def load_runner(
     trust_remote_code: bool = False,
     revision: str | None = None,
     max_model_len: int | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
     num_kv_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION,
     max_num_seqs: int = 128,
     max_num_batched_tokens: int | None = None,
+    enforce_eager: bool = False,
     quantization: str | None = None,
     logprobs_mode: str = "raw_logprobs",
     convert: str = "auto",
     classifier_from_token: tuple[str, ...] = (),
     adapter_limits: AdapterLimits | None = None,
     weights_cache: str | None = None,
+    calibration: str = "auto",
+    kv_cache_dtype: str = "auto",
     on_progress: OnProgress | None = None,
     group: Group | None = None,
 ) -> tuple[ModelRunner, ModelInfo]:
@@ -59,9 +93,9 @@ def load_runner(
         group: of the processes that compute this model together; None for one.
     Raises:
         ConfigError: no such device, not enough memory on it, or model and KV cache do not allow `max_model_len`.
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or the driver of the GPU failed.
     """
-    place = choose_device(device)
+    place = choose_device(device, 1 if group is None else group.part.size)
     if place.index is not None:
         torch.cuda.set_device(place)
     if place.type == "cpu":
@@ -84,6 +118,8 @@ def load_runner(
         classifier_from_token=classifier_from_token,
         adapter_limits=adapter_limits,
         weights_cache=weights_cache,
+        calibration=calibration,
+        kv_cache_dtype=kv_cache_dtype,
         group=group,
     )
     num_weight_bytes = 0
@@ -97,6 +133,12 @@ def load_runner(
 
     try:
         loaded = load(on_progress=report)
+        if block_size is None:
+            block_size = block_size_of(loaded.model.spec, max_model_len or loaded.model.spec.max_position)
+        if place.type == "cuda" and isinstance(loaded.model, Decoder):
+            compute_warm_up_steps(loaded.model, place, block_size, loaded.model.tile_lengths)
+            if (bank := loaded.adapters) is not None:
+                compile_low_rank(loaded.model.spec.dtype, bank.dtype, place)
     except torch.OutOfMemoryError as error:
         if memory is None:
             raise
@@ -109,35 +151,108 @@ def load_runner(
         longest = longest_prompt(max_model_len, spec.max_position, max_num_batched_tokens)
         # A block holds nothing here; a row takes one, whatever the length of its prompt.
         return _runner_of(loaded, place, longest, max_num_seqs, longest, max_num_seqs, logprobs_mode)
+    budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    step_device = _step_device(loaded, place, group)
+    if step_device is not None and not can_compute_steps(
+        loaded.model, step_device, block_size=block_size, logprobs_mode=logprobs_mode
+    ):
+        step_device = None
+    captures = step_device is not None and not enforce_eager and _is_capturable(loaded)
     if memory is not None and num_kv_blocks is None and kv_cache_bytes is None:
 
         def compute_largest_step() -> int:
-            budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+            nonlocal captures
             longest = max_model_len or spec.max_position
             plan, num_blocks = largest_step(budget, max_num_seqs, block_size, longest)
             runner, _ = _runner_of(
-                loaded, place, longest, num_blocks, block_size, max_num_seqs, logprobs_mode
+                loaded,
+                place,
+                longest,
+                num_blocks,
+                block_size,
+                max_num_seqs,
+                logprobs_mode,
+                step_device,
+                budget,
             )
+            graph_bytes = _graph_bytes(runner, place) if captures else None
+            captures = graph_bytes is not None
             if (problem := runner.execute(plan).out_of_memory) is not None:
                 raise ConfigError(
                     "max_num_batched_tokens", f"a step that fits into the memory ({problem})", budget
                 )
-            return num_blocks * block_size * spec.kv_bytes_per_token()
+            # graphs keep their memory beside that of the step
+            return num_blocks * spec.block_bytes(block_size) - (graph_bytes or 0)
 
-        block_bytes = block_size * spec.kv_bytes_per_token()
+        block_bytes = spec.block_bytes(block_size)
         kv_cache_bytes = memory.left_for_kv(gpu_memory_utilization, compute_largest_step, block_bytes)
-    num_blocks = kv_block_count(
-        spec,
-        block_size=block_size,
-        num_kv_blocks=num_kv_blocks,
-        kv_cache_bytes=kv_cache_bytes,
-        max_model_len=max_model_len or spec.max_position,
-        max_num_seqs=max_num_seqs,
+
+    # Steps whose rows are on a GPU have one block table, and what is set aside there is measured with one.
+    divided = partial(cache_groups_of, spec, most=MAX_GROUPS if place.type == "cpu" else 1)
+
+    def sized(groups: tuple[CacheGroup, ...], most: int) -> tuple[int, int]:
+        """Return the number of blocks, and the length of the longest sequence, at most `most`."""
+        num_blocks = kv_block_count(
+            spec,
+            groups=groups,
+            block_size=block_size,
+            num_kv_blocks=num_kv_blocks,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=most,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+        )
+        if group is not None:  # all ranks have the same blocks, whatever memory each of them found free
+            num_blocks = group.least(num_blocks)
+        num_kv_tokens = windows_of(groups).longest(num_blocks, block_size)
+        return num_blocks, longest_sequence(max_model_len, min(most, spec.max_position), num_kv_tokens)
+
+    groups = divided(longest=max_model_len or spec.max_position)
+    num_blocks, longest = sized(groups, max_model_len or spec.max_position)
+    if (others := divided(longest=longest)) != groups:
+        # No sequence that fits is longer than a window. Later loads are told of its length and divide the layers so.
+        groups = others
+        num_blocks, longest = sized(groups, longest)
+    runner, info = _runner_of(
+        loaded,
+        place,
+        longest,
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        logprobs_mode,
+        step_device,
+        budget,
+        groups,
     )
-    if group is not None:  # all ranks have the same blocks, whatever memory each of them found free
-        num_blocks = group.least(num_blocks)
-    longest = longest_sequence(max_model_len, spec.max_position, num_blocks * block_size)
-    return _runner_of(loaded, place, longest, num_blocks, block_size, max_num_seqs, logprobs_mode)
+    if captures:
+        runner.capture_graphs(lambda done, total: report(LoadProgress(f"graph {done} of {total}", 0, 0)))
+    if step_device is not None:
+        announce_warm()
+    return runner, info
+
+
+def _step_device(loaded: LoadedFolder, place: torch.device, group: Group | None) -> StepDevice | None:
+    """Return what computes steps whose rows are on the GPU; None for a model that is not computed so."""
+    # The states that a recurrent layer reads are chosen by lengths that the host knows.
+    is_able = place.type == "cuda" and group is None and isinstance(loaded.model, Decoder)
+    is_able = is_able and not loaded.model.spec.is_recurrent
+    return CudaDevice(place) if is_able else None
+
+
+def _is_capturable(loaded: LoadedFolder) -> bool:
+    # A reference in torch that stands in for a kernel may wait for the device.
+    return isinstance(loaded.model, Decoder) and loaded.model.is_capturable and not has_failed_kernels()
+
+
+def _graph_bytes(runner: ModelRunner, place: torch.device) -> int | None:
+    """Capture the largest graph, and return the memory that it keeps; None if it cannot be captured."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(place)
+    if not runner.capture_graphs(only_largest=True):
+        return None
+    torch.cuda.empty_cache()
+    return max(0, torch.cuda.memory_reserved(place) - before)
 
 
 def _runner_of(
@@ -148,6 +263,9 @@ def _runner_of(
     block_size: int,
     max_num_seqs: int,
     logprobs_mode: str,
+    step_device: StepDevice | None = None,
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+    groups: tuple[CacheGroup, ...] = (),
 ) -> tuple[ModelRunner, ModelInfo]:
     runner = ModelRunner(
         loaded.model,
@@ -159,8 +277,12 @@ def _runner_of(
         logprobs_mode=logprobs_mode,
         pooler=loaded.pooler,
         adapters=loaded.adapters,
+        step_device=step_device,
+        max_num_batched_tokens=max_num_batched_tokens,
+        groups=groups,
     )
-    return runner, _model_info(loaded, device, max_model_len, num_blocks, block_size)
+    windows = windows_of(groups).windows if groups else (None,)
+    return runner, _model_info(loaded, device, max_model_len, num_blocks, block_size, windows)
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
@@ -168,17 +290,33 @@ def memory_of(device: torch.device) -> DeviceMemory | None:
     return DeviceMemory.measure(device) if device.type == "cuda" else None
 
 
-def choose_device(device: str) -> torch.device:
-    """Resolve `auto`, `cpu`, `cuda` or `cuda:N`.
+def choose_device(device: str, num_ranks: int = 1) -> torch.device:
+    """Resolve `auto`, `cpu`, `cpu:CORES`, `cuda` or `cuda:N`; bind this thread to the cores, limit torch's threads.
 
+    Args:
+        device: its name.
+        num_ranks: processes of a group that share the cores; of torch's threads each has its part already.
     Raises:
         ConfigError: there is no such device here.
     """
+    place = _place_of(device)
+    if (cores := cores_of(device)) is not None:
+        _bind(cores, device)
+        # Also where two of them are hyper-threads of one core: these are named one by one.
+        torch.set_num_threads(max(1, len(cores) // num_ranks))
+    elif place.type == "cpu":
+        _limit_threads()
+    return place
+
+
+def _place_of(device: str) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if device == "auto":
         return torch.device("cuda" if has_cuda else "cpu")
-    if re.fullmatch(DEVICE, device) is None:
-        raise ConfigError("device", "one of auto, cpu, cuda, cuda:N", device)
+    if not is_device(device):
+        raise ConfigError("device", f"one of {DEVICE_NAMES}", device)
+    if kind_of(device) == "cpu":
+        return torch.device("cpu")
     place = torch.device(device)
     if place.type == "cuda" and not has_cuda:
         raise ConfigError("device", "auto or cpu, since torch finds no CUDA device here", device)
@@ -189,8 +327,34 @@ def choose_device(device: str) -> torch.device:
     return place
 
 
+def _limit_threads() -> None:
+    """Compute with as many threads as the processors of this process are good for; the C++ kernels take torch's."""
+    choice = choose_threads(Processors.read(), os.environ.get(VARIABLE))
+    if choice.warning is not None:
+        _logger.warning(choice.warning)
+    torch.set_num_threads(choice.within(torch.get_num_threads()).count)
+
+
+def _bind(cores: frozenset[int], device: str) -> None:
+    """Bind this thread, and those that it starts, to cores."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("device", "without cores: this system cannot bind threads to them", device)
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise ConfigError("device", f"cores that this process may use ({error.strerror})", device) from None
+    # the kernel takes the part that it may use, such as that of a container
+    if missing := cores - os.sched_getaffinity(0):
+        raise ConfigError("device", f"cores that this process may use, without {sorted(missing)}", device)
+
+
 def _model_info(
-    loaded: LoadedFolder, device: torch.device, max_model_len: int, num_blocks: int, block_size: int
+    loaded: LoadedFolder,
+    device: torch.device,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
+    windows: tuple[int | None, ...],
 ) -> ModelInfo:
     spec, cpp = loaded.model.spec, kernels() if device.type == "cpu" else None
     return ModelInfo(
@@ -205,11 +369,13 @@ def _model_info(
         dtype=str(spec.dtype).removeprefix("torch."),
         device=device.type,
         cpu_kernels=None if cpp is None else cpp.target.name,
+        calibration=loaded.model.calibration.choices() if isinstance(loaded.model, CpuDecoder) else {},
         generation=loaded.generation_defaults,
         generates=loaded.generates,
         pooling=None if loaded.pooler is None else loaded.pooler.info,
         adapters=None if loaded.adapters is None else loaded.adapters.support,
         soft_prompts=soft_prompt_support(spec),
+        cache_windows=windows,
     )
 
 
@@ -230,6 +396,10 @@ def load_configured_runner(
         raise ValueError("config.model must be a folder or a hub id; got None")
     if (size := config.tensor_parallel_size) > 1 and group is None:
         raise ConfigError("tensor_parallel_size", "1 where the model is in one process", size)
+    if config.num_replicas > 1 or config.devices:
+        raise ConfigError(
+            "replicas", "1, without devices, where the model is loaded once", config.num_replicas
+        )
     kind = worker_class(config.worker_extension)  # first, since the model takes long
     runner, info = load_runner(
         model=config.model,
@@ -244,15 +414,20 @@ def load_configured_runner(
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        enforce_eager=config.enforce_eager,
         quantization=None if config.quantization == "none" else config.quantization,
         logprobs_mode=config.logprobs_mode,
         convert=config.convert,
         classifier_from_token=config.classifier_from_token,
         adapter_limits=_adapter_limits(config),
         weights_cache=config.weights_cache,
+        calibration=config.calibration,
+        kv_cache_dtype=config.kv_cache_dtype,
         on_progress=on_progress,
         group=group,
     )
+    if runner.model.spec.is_recurrent:
+        _check_recurrent(config, info.architecture)
     runner.worker = kind(runner)
     if config.stores_blocks:
         # imported here because most engines have no store
@@ -260,6 +435,16 @@ def load_configured_runner(
 
         runner.keep_prefixes(partial(store_of, config, info))
     return runner, info
+
+
+def _check_recurrent(config: EngineConfig, architecture: str) -> None:
+    """Refuse what does not fit a model whose states are at the ends of blocks: steps back, and loads of blocks."""
+    reason = f"for {architecture}, of which most layers are recurrent"
+    if config.speculative != "none":
+        raise ConfigError("speculative", f"none {reason}", config.speculative)
+    if config.stores_blocks:
+        field = "kv_pool_bytes" if config.kv_store is None else "kv_store"
+        raise ConfigError(field, f"left out {reason}", getattr(config, field))
 
 
 def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
-from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
+from tests.model.tiny_adapters import ATTENTION, LINEAR, every_layer, make_adapter
 from triolet.core.step_plan import AdapterStart
 from triolet.model.backends import cpu_decoder
 from triolet.model.backends.cpu_decoder import CpuDecoder
@@ -53,7 +53,9 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 def make_adapters(base: Path, root: Path) -> list[Path]:
     """Adapters of ranks that fill vectors and that do not, one with DoRA, one of the embedding and the head."""
-    linear = every_layer(PHI3 if base.name == "phi3" else LINEAR)
+    linear = every_layer(
+        {"phi3": PHI3, "mixtral": ATTENTION}.get(base.name, LINEAR)
+    )  # experts are not adapted
     few = every_layer(PHI3[:1] if base.name == "phi3" else ("self_attn.q_proj", "self_attn.v_proj"))
     return [
         make_adapter(base, root / "all", linear, rank=16, seed=1),
@@ -81,7 +83,11 @@ def answers(driver: PagedDriver, rows: Sequence[int], slots: Sequence[int] = SLO
     "family",
     [
         "llama-biased",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "phi3", "gemma2")),
+        "mixtral",
+        *(
+            pytest.param(family, marks=pytest.mark.slow)
+            for family in ("qwen3", "phi3", "gemma2", "cohere2", "granite", "olmo2")
+        ),
     ],
 )
 def test_rows_of_all_adapters_and_of_none_get_the_logits_of_the_torch_decoder(

@@ -15,9 +15,8 @@ from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.backends.test_cpu_greedy import Both, load
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
-from triolet.kernels.cpu import calibration
 from triolet.kernels.cpu.abi import ModelStruct
-from triolet.kernels.cpu.calibration import ROWS, calibrate_argmax_filter
+from triolet.kernels.cpu.calibration import Calibration
 from triolet.kernels.cpu.gemm import packing
 from triolet.kernels.cpu.gemm.packing import ANY_ROWS, CppArgmaxFilter, CppLinear, pack_argmax_filter
 from triolet.model.backends import cpu_decoder
@@ -30,10 +29,15 @@ Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @pytest.fixture(autouse=True)
-def filter_for_any_number_of_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def filter_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of the filter must not depend on what is faster on this machine."""
-    if "calibrated" not in request.fixturenames:
-        monkeypatch.setattr(cpu_decoder, "calibrate_argmax_filter", lambda *_: ANY_ROWS)
+
+    def calibrate(_: object, model: ModelStruct, *__: object) -> Calibration:
+        chosen = Calibration(argmax_filter_rows=ANY_ROWS)
+        chosen.apply(model)
+        return chosen
+
+    monkeypatch.setattr(cpu_decoder, "calibrate", calibrate)
 
 
 def changed(folder: Path, changes: dict[str, Change]) -> Path:
@@ -223,50 +227,3 @@ def test_no_estimate_is_further_off_than_its_bound() -> None:
         allowed = rows.double().norm(dim=1)[:, None] * bounds
         assert bool((off <= allowed).all())
         assert float((off / allowed).max()) > 0.05  # and bounds that say nothing would hold, too
-
-
-# ------------------------------------------------------------------------------------- up to how many rows
-
-
-@pytest.mark.parametrize(
-    ("wins_up_to", "limit"), [(0, 0), (1, 1), (7, 4), (32, 32), (ROWS[-1], ANY_ROWS), (10**6, ANY_ROWS)]
-)
-def test_a_step_of_more_rows_than_the_filter_saves_time_for_computes_all_logits(
-    wins_up_to: int, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def time_both(cpp: object, model: object, rows: Tensor) -> tuple[float, float]:
-        return 1.0, 2.0 if len(rows) <= wins_up_to else 0.5
-
-    monkeypatch.setattr(calibration, "_time_both", time_both)
-    monkeypatch.setattr(calibration, "BUDGET_S", math.inf)
-    model = ModelStruct(hidden=8)
-    model.argmax_filter.max_rows = 5
-    assert calibrate_argmax_filter(compiled(""), model, torch.float32) == limit
-    assert model.argmax_filter.max_rows == 5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_calibrated_model_chooses_the_same_tokens(
-    calibrated: None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model = load(make_model("llama-plain", tmp_path, vocab_size=VOCAB_SIZE, dtype=dtype), "", monkeypatch)
-    assert model._model.argmax_filter.max_rows in {0, *ROWS, ANY_ROWS}
-    both = Both(model)
-    driver, ids = PagedDriver(both), list(range(20))
-    logits = torch.cat([driver.once(ids[:1]), driver.once(ids)])
-    assert both.tokens == logits.max(dim=1).indices.tolist()
-
-
-@pytest.fixture
-def calibrated() -> None:
-    """The test runs with a measured limit."""
-
-
-def test_one_measurement_that_was_disturbed_does_not_end_the_calibration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        calibration, "_time_both", lambda cpp, model, rows: (1.0, 0.5 if len(rows) in (2, 16, 32) else 2.0)
-    )
-    monkeypatch.setattr(calibration, "BUDGET_S", math.inf)
-    assert calibrate_argmax_filter(compiled(""), ModelStruct(hidden=8), torch.float32) == 8

@@ -28,8 +28,9 @@ from triolet.model.load import load_model
 PLANNED = (
     "llama", "llama-biased", "smollm", "mistral", "qwen2", "qwen2-yarn", "qwen3", "phi3",
     "gemma", "gemma2", "gemma3", "gpt2",
+    "granite", "smollm3", "olmo2", "olmo3", "exaone4", "cohere2", "glm", "glm4", "starcoder2",
+    "ministral", "ministral3", "mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss",
 )  # fmt: skip
-OTHERS = ("mixtral", "qwen3-moe")
 
 
 @pytest.fixture
@@ -85,11 +86,11 @@ def test_gelu_gates_are_planned_too(load: Callable[..., CausalModel], tmp_path: 
     torch.testing.assert_close(planned, in_torch, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("family", ["llama-plain", "mixtral"])
 def test_what_the_plan_does_not_know_stays_in_torch(
     family: str, load: Callable[..., CausalModel], tmp_path: Path
 ) -> None:
-    assert isinstance(load(make_model(family, tmp_path), ""), Decoder)
+    assert isinstance(load(make_model(family, tmp_path, hidden_act="relu"), ""), Decoder)
 
 
 def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path) -> None:
@@ -97,7 +98,9 @@ def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path
 
 
 @on_every_cpu_variant
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma2", "gpt2", "olmo2", "cohere2", "qwen2-moe", "gpt-oss"]
+)
 def test_a_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bit(
     family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
 ) -> None:
@@ -142,8 +145,25 @@ def test_a_prompt_alone_and_among_so_many_tokens_that_rows_are_shared_out_has_th
     assert all(one.equal(other) for one, other in zip(together, alone, strict=True))
 
 
-def test_the_number_of_threads_changes_no_bit(load: Callable[..., CausalModel], tmp_path: Path) -> None:
-    driver = PagedDriver(load(make_model("llama", tmp_path), ""))
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["qwen2-moe", "gpt-oss"])
+def test_tokens_of_long_prompts_that_share_experts_change_no_bit_of_each_other(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    folder = make_model(family, tmp_path)
+    driver, in_torch = PagedDriver(load(folder, variant), num_blocks=512), PagedDriver(load(folder, None))
+    prompts = [tokens(60 + number, seed=number) for number in range(8)]
+    together = driver.step([(driver.sequence(80), prompt) for prompt in prompts])
+    for logits, prompt in zip(together[:2], prompts[:2], strict=True):
+        assert logits.equal(driver.once(prompt))
+        torch.testing.assert_close(logits, in_torch.once(prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2-moe"])
+def test_the_number_of_threads_changes_no_bit(
+    family: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    driver = PagedDriver(load(make_model(family, tmp_path), ""))
     before, found = torch.get_num_threads(), []
     try:
         for num_threads in (1, 2, 3):
@@ -235,6 +255,29 @@ def test_a_decode_with_a_draft_has_the_logits_of_decodes_one_by_one_bit_for_bit(
         [together] = driver.step([(at_once, ids)])
         assert together.equal(alone)
         driver.free(one_by_one, at_once)
+
+
+@on_every_cpu_variant
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss"])
+def test_each_layer_reads_and_writes_the_blocks_of_its_cache_group(
+    family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    folder = make_model(family, tmp_path)
+    for model in (load(folder, variant), load(folder, None)):
+        logits = []
+        for num_groups in (1, 2, 3):
+            driver = PagedDriver(model, num_blocks=256, num_groups=num_groups)
+            first = driver.sequence(100)
+            driver.step([(first, tokens(48))])
+            # They begin with blocks of the first one, as after a hit of the prefix cache.
+            others = [driver.sequence(100) for _ in range(5)]
+            for other in others:
+                other.block_table[:12], other.length = first.block_table[:12], 48
+            steps = [[(one, tokens(n + 1, seed=n)) for n, one in enumerate((first, *others))]]
+            steps += [[(one, tokens(1, seed=n)) for n, one in enumerate((first, *others))] for _ in range(3)]
+            logits.append([chunk for step in steps for chunk in driver.step(step)])
+        for grouped in logits[1:]:
+            assert all(ours.equal(expected) for ours, expected in zip(grouped, logits[0], strict=True))
 
 
 def test_a_family_that_does_not_say_that_the_cpu_decoder_runs_it_goes_to_torch(

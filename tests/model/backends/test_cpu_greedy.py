@@ -42,9 +42,11 @@ class Both:
         return self.model.forward_logits(batch)
 
 
-def load(folder: Path, variant: str, monkeypatch: pytest.MonkeyPatch) -> CpuDecoder:
+def load(
+    folder: Path, variant: str, monkeypatch: pytest.MonkeyPatch, *, quantization: str | None = None
+) -> CpuDecoder:
     monkeypatch.setattr(cpu_decoder, "library", lambda: compiled(variant))
-    model = load_model(str(folder)).model
+    model = load_model(str(folder), quantization=quantization).model
     assert isinstance(model, CpuDecoder)
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from triolet.errors import (
 )
 from triolet.model.folder import exchange
 from triolet.model.folder.checkpoint import Checkpoint
-from triolet.model.folder.exchange import UPDATED, check_exchange, write_update
+from triolet.model.folder.exchange import UPDATED, check_exchange, new_updates_folder, write_update
 
 CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4}
 TENSORS = {"a": torch.zeros(4, 2), "b": torch.ones(3, dtype=torch.bfloat16)}
@@ -122,3 +123,17 @@ def test_a_full_disk_under_an_update_is_an_error_of_the_file(
         monkeypatch.setattr(exchange, "save_file", fail)
         with pytest.raises(ModelFileError, match="cannot be written: No space left"):
             write_update(current, tmp_path / str(number), {"a": torch.zeros(4, 2)})
+
+
+@pytest.mark.parametrize("filename", ["/tmp/triolet-weights-x", None])
+def test_a_folder_for_updates_that_cannot_be_made_is_an_error_of_the_file(
+    filename: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", filename)
+
+    assert new_updates_folder(tmp_path).parent == tmp_path
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    where = filename or "the folder of temporary files"
+    with pytest.raises(ModelFileError, match=f"^{where}: cannot be written: No space left on device"):
+        new_updates_folder()

@@ -49,6 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"pad_token_id": 0},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3": {"query_pre_attn_scalar": 32},
+    "gpt-oss": {"swiglu_limit": 7.0},
 }
 # k-quants take rows of 256 values;
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -62,6 +63,10 @@ def more_keys(family: str) -> Any:
     def add(writer: gguf.GGUFWriter) -> None:
         if family == "gemma3":
             writer.add_sliding_window_pattern(2)
+        if family == "gpt-oss":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(4.0)
+            writer.add_rope_scaling_orig_ctx_len(64)
 
     return add
 
@@ -74,11 +79,48 @@ def with_weights_of(path: Path, folder: Path) -> Any:
     if config.model_type == "mistral":  # which GGUF files do not tell from Llama; the names are the same
         settings = {key: value for key, value in config.to_dict().items() if key != "model_type"}
         named = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    if config.model_type == "gpt_oss":  # transformers 5.23 knows other names than the converter's
+        model.load_state_dict(gpt_oss_tensors(path), strict=True)
+        return model
     tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=named)["tensors"]
     absent, unknown = model.load_state_dict(tensors, strict=False)
     assert not unknown and set(absent) <= ({"lm_head.weight"} if config.tie_word_embeddings else set())
     model.tie_weights()
     return model
+
+
+def gpt_oss_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a file, dequantised by gguf-py, under transformers' names: the converter's steps backwards."""
+    read = {
+        each.name: torch.from_numpy(gguf.dequantize(each.data, each.tensor_type).copy())
+        for each in gguf.GGUFReader(path).tensors
+    }
+    around = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    inside = {
+        "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "ffn_gate_inp": "mlp.router",
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, tensor in read.items():
+        stem, _, kind = name.rpartition(".")
+        if stem in around:
+            found[f"{around[stem]}.{kind}"] = tensor
+            continue
+        _, layer, part = stem.split(".")
+        prefix = f"model.layers.{layer}."
+        ending = "_bias" if kind == "bias" else ""
+        if part in inside:
+            found[f"{prefix}{inside[part]}.{kind}"] = tensor
+        elif part == "attn_sinks":
+            found[f"{prefix}self_attn.sinks"] = tensor
+        elif part == "ffn_down_exps":
+            found[f"{prefix}mlp.experts.down_proj{ending}"] = tensor.mT if kind == "weight" else tensor
+        elif part == "ffn_gate_exps":
+            up = read[name.replace("gate", "up")]
+            both = torch.stack([tensor, up], dim=2).flatten(1, 2)
+            found[f"{prefix}mlp.experts.gate_up_proj{ending}"] = both.mT if kind == "weight" else both
+    return found
 
 
 @torch.inference_mode()
@@ -105,7 +147,7 @@ def ours(path: Path, **options: Any) -> list[int]:
             family, kind, marks=[] if kind == "Q8_0" or family == "llama-plain" else [pytest.mark.slow]
         )
         for family in FAMILIES
-        for kind in ("F32", "Q8_0", "Q4_0")
+        for kind in ("F32", "Q8_0", "Q4_0", *(["MXFP4"] if family == "gpt-oss" else []))
     ],
 )
 def test_greedy_tokens_are_those_of_transformers_with_the_same_file(
@@ -114,6 +156,16 @@ def test_greedy_tokens_are_those_of_transformers_with_the_same_file(
     folder = model_of(family, tmp_path, **({"moe_intermediate_size": 64} if "moe" in family else {}))
     path = write_gguf(folder, tmp_path / "model.gguf", kind, metadata=more_keys(family))
     assert ours(path) == generated(with_weights_of(path, folder))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@torch.inference_mode()
+def test_logits_of_gemma_are_those_of_transformers_with_the_same_file(family: str, tmp_path: Path) -> None:
+    folder = model_of(family, tmp_path)
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0", metadata=more_keys(family))
+    right = with_weights_of(path, folder)(torch.tensor([PROMPT])).logits[0, -1]
+    found = PagedDriver(load_model(str(path), dtype="float32").model).once(PROMPT)[-1]
+    assert (found.flatten() - right).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -268,6 +320,22 @@ def test_a_model_with_kept_weights_has_the_bits_of_the_converted_one(
     assert kept.num_bytes < whole.num_bytes / 2
     assert PagedDriver(kept).once(PROMPT).equal(PagedDriver(whole).once(PROMPT))
     assert PagedDriver(kept).greedy(PROMPT, 8) == PagedDriver(whole).greedy(PROMPT, 8)
+
+
+def test_in_bfloat16_kept_weights_are_nearer_to_float32_than_converted_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    folder = model_of("qwen3", tmp_path, **WIDE)
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q4_K", other_kind="Q6_K")
+
+    def logits(dtype: str) -> torch.Tensor:
+        return PagedDriver(load_model(str(path), dtype=dtype).model).once(PROMPT).float()
+
+    right, kept = logits("float32"), logits("bfloat16")
+    monkeypatch.setitem(QUANT_METHODS, None, attrs.evolve(UNQUANTIZED, keeps_blocks=False))
+    converted = logits("bfloat16")
+    assert (kept - right).norm() < min(0.02 * right.norm(), (converted - right).norm())
 
 
 def test_progress_ends_with_the_bytes_of_the_files_tensors(tmp_path: Path) -> None:

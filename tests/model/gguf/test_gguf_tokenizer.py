@@ -12,7 +12,8 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers.convert_slow_tokenizer import generate_merges
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from tests.model.gguf.tiny_gguf import write_byte_tokenizer
@@ -213,6 +214,75 @@ def test_a_text_begins_with_bos_as_the_file_or_else_its_kind_says(
     ours = loaded(written(tmp_path / "model.gguf", fill))
     bos = len(byte_level_bpe()[0]) - 3
     assert (ids_of(ours, "x", special=True)[0] == bos) == adds
+
+
+@cache
+def many_texts() -> list[str]:
+    """5,000 short strings: pieces of prose and code, and whatever Unicode has, surrogates left out."""
+    dice = random.Random(1)
+    pages = "\n".join((DOCS / page).read_text() for page in ("models.md", "faults.md", "performance.md"))
+    pieces = [pages[at : at + dice.randrange(1, 80)] for at in dice.choices(range(len(pages)), k=2500)]
+    points = [*range(0x20, 0xD800), *range(0xE000, 0x30000)]
+    chosen = [dice.choices(points[: dice.choice((96, 400, 9000, len(points)))], k=30) for _ in range(2500)]
+    return [*pieces, *("".join(map(chr, some[: dice.randrange(1, 30)])) for some in chosen)]
+
+
+# Of their tokenizer.json.
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_2 = LLAMA_3.replace("{1,3}", "")
+
+
+def original_byte_level(pre: str) -> Tokenizer:
+    """A tokenizer like that of GPT-2, Llama 3 or Qwen2, with a small vocabulary."""
+    tokens, merges = byte_level_bpe()
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    made = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+    if pre == "gpt-2":
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        split = pre_tokenizers.Split(Regex(LLAMA_3 if pre == "llama-bpe" else QWEN_2), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    if pre == "qwen2":
+        made.normalizer = normalizers.NFC()
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(SPECIAL)
+    return made
+
+
+def original_sentencepiece() -> Tokenizer:
+    """A tokenizer as transformers makes it of the sentencepiece model of Llama 2, with a small vocabulary."""
+    tokens, scores, _ = sentencepiece()
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = generate_merges(vocabulary, dict(zip(tokens[259:], scores[259:], strict=True)))
+    made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return made
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "qwen2", "sentencepiece"])
+def test_5000_texts_get_the_tokens_of_the_original_and_come_back(kind: str, tmp_path: Path) -> None:
+    is_byte_level = kind != "sentencepiece"
+    fill = partial(add_byte_level, pre=kind) if is_byte_level else add_sentencepiece
+    ours = loaded(written(tmp_path / "model.gguf", fill))
+    original = original_byte_level(kind) if is_byte_level else original_sentencepiece()
+    expected = original.encode_batch(many_texts(), add_special_tokens=False)
+    assert [ids_of(ours, text) for text in many_texts()] == [each.ids for each in expected]
+    back = [ours.decode(each.ids, skip_special_tokens=False) for each in expected]
+    # What the originals lose: Qwen2 composes characters, and sentencepiece takes its mark for a space.
+    compose: dict[str, Callable[[str], str]] = {
+        "qwen2": normalizers.NFC().normalize_str, "sentencepiece": normalizers.Replace("▁", " ").normalize_str,
+    }  # fmt: skip
+    assert back == [compose.get(kind, str)(text) for text in many_texts()]
+    assert len(many_texts()) == 5000
 
 
 # -------------------------------------------------------------------------------- sentencepiece

@@ -18,6 +18,7 @@ from tests.model.tiny import ASSISTANT_ID, BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIA
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
 }  # fmt: skip
 """Architecture in GGUF by `model_type`."""
 
@@ -61,12 +62,11 @@ def write_gguf(
     }
     for name, weight in sorted(_converted(weights, config).items()):
         chosen = kind
+        is_matrix = weight.ndim > 1 and name.endswith(".weight") and "gate_inp" not in name
         if weight.ndim > 1:
             matrices += 1
             chosen = other_kind if other_kind is not None and matrices % 2 else kind
-        add_tensor(
-            writer, name, weight, chosen if weight.ndim > 1 and "gate_inp" not in name else "F32", generator
-        )
+        add_tensor(writer, name, weight, chosen if is_matrix else "F32", generator)
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -149,6 +149,8 @@ def _converted(weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> dict
     architecture = ARCHITECTURES[config["model_type"]]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    if architecture == "gpt-oss":
+        weights = _unstacked(weights)
     converted: dict[str, NDArray[Any]] = {}
     experts: dict[str, dict[int, NDArray[Any]]] = {}
     for name, weight in weights.items():
@@ -158,7 +160,7 @@ def _converted(weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> dict
             )
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             weight = weight + 1
-        if ".experts." in name:
+        if ".experts." in name and architecture != "gpt-oss":
             prefix, _, rest = name.partition(".experts.")
             expert, _, part = rest.partition(".")
             experts.setdefault(f"{prefix}.experts.{part}", {})[int(expert)] = weight
@@ -167,6 +169,27 @@ def _converted(weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> dict
     for name, each in experts.items():
         converted[name] = np.stack([each[expert] for expert in range(len(each))])
     return {str(names.get_name(name, (".weight", ".bias"))): weight for name, weight in converted.items()}
+
+
+def _unstacked(weights: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return gpt-oss's weights as the converter names them: gate and up apart, outputs before inputs."""
+    parts: dict[str, NDArray[Any]] = {}
+    for name, weight in weights.items():
+        if name.endswith("sinks"):
+            parts[f"{name}.weight"] = weight
+        elif ".experts." not in name:
+            parts[name] = weight
+        else:
+            kind = "bias" if name.endswith("_bias") else "weight"
+            stem = name.removesuffix("_bias")
+            outputs_last = weight if kind == "bias" else np.ascontiguousarray(weight.swapaxes(1, 2))
+            if stem.endswith("down_proj"):
+                parts[f"{stem}.{kind}"] = outputs_last
+            else:
+                for first, part in enumerate(("gate_proj", "up_proj")):
+                    rows = np.ascontiguousarray(outputs_last[:, first::2])
+                    parts[f"{stem.replace('gate_up_proj', part)}.{kind}"] = rows
+    return parts
 
 
 def _permuted(weight: NDArray[Any], heads: int) -> NDArray[Any]:

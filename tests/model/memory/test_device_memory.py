@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,15 @@ import pytest
 import torch
 
 from tests.model.tiny import make_model
+from triolet.actors.executors.contract import with_kv_cache
+from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import ConfigError
 from triolet.model import runner_loading
 from triolet.model.interface import ForwardBatch
 from triolet.model.memory.device_memory import GIB, MARGIN_BYTES, DeviceMemory, largest_step
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_runner
+from triolet.model.runner_loading import load_configured_runner, load_runner
 
 GPU = torch.device("cuda", 0)
 BLOCK = 2**20
@@ -26,17 +30,22 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
         self.free = self.reserved = self.allocated = self.peak = 0
+        self.asked: set[torch.device] = set()  # the cards that were asked about
         vars(self).update(numbers)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         for name, answer in {
-            "empty_cache": lambda: None,
-            "synchronize": lambda device: None,
-            "reset_peak_memory_stats": lambda device: None,
-            "mem_get_info": lambda device: (self.free, 80 * GIB),
-            "memory_reserved": lambda device: self.reserved,
-            "memory_allocated": lambda device: self.allocated,
-            "max_memory_allocated": lambda device: self.peak,
+            "synchronize": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "mem_get_info": lambda: (self.free, 80 * GIB),
+            "memory_reserved": lambda: self.reserved,
+            "memory_allocated": lambda: self.allocated,
+            "max_memory_allocated": lambda: self.peak,
         }.items():
-            monkeypatch.setattr(torch.cuda, name, answer)
+            monkeypatch.setattr(torch.cuda, name, partial(self._answer, answer))
+
+    def _answer(self, answer: Callable[[], Any], device: torch.device) -> Any:
+        self.asked.add(device)
+        return answer()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,34 @@ def test_the_kv_cache_gets_what_the_largest_step_the_libraries_and_a_margin_leav
     assert memory.left_for_kv(0.9, compute, BLOCK) == (72 - 20 - 2) * GIB - MARGIN_BYTES
 
 
+def test_all_of_it_is_asked_of_the_card_that_the_engine_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = torch.device("cuda", 1)
+    cuda = FakeCuda(monkeypatch, free=78 * GIB)
+    DeviceMemory.measure(second).left_for_kv(0.9, lambda: 0, BLOCK)
+    assert cuda.asked == {second}
+
+
+class Chosen(Exception):
+    """A load has chosen its device."""
+
+
+def test_a_load_computes_and_measures_on_the_card_with_the_configured_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load_model(*_: Any, device: str, **__: Any) -> None:
+        raise Chosen(device)
+
+    places: list[object] = []
+    cuda = FakeCuda(monkeypatch, free=78 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", places.append)
+    monkeypatch.setattr(runner_loading, "load_model", load_model)
+    with pytest.raises(Chosen, match=r"^cuda:1$"):
+        load_configured_runner(EngineConfig(model="nowhere", device="cuda:1"), lambda told: None)
+    assert {*places} == cuda.asked == {torch.device("cuda", 1)}
+
+
 def test_a_card_without_room_for_a_block_is_refused_with_what_is_needed_and_what_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,6 +116,21 @@ def test_a_card_without_room_for_a_block_is_refused_with_what_is_needed_and_what
     with pytest.raises(ConfigError, match=rule) as caught:
         memory.left_for_kv(0.9, compute, BLOCK)
     assert caught.value.field == "gpu_memory_utilization"
+
+
+def test_what_another_engine_takes_of_the_card_meanwhile_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda(monkeypatch, free=78 * GIB)
+    memory = DeviceMemory.measure(GPU)
+
+    def compute() -> int:
+        cuda.peak = cuda.reserved = 20 * GIB
+        cuda.free = 78 * GIB - 20 * GIB - 30 * GIB  # 30 GiB are the other engine's
+        return 0
+
+    assert memory.left_for_kv(0.9, compute, BLOCK) == (72 - 20 - 30) * GIB - MARGIN_BYTES
+    assert DeviceMemory.measure(GPU).share(0.9) == 28 * GIB, "a third engine has what the two have left"
 
 
 @pytest.mark.parametrize(
@@ -109,10 +161,11 @@ class PretendedMemory:
 
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.num_blocks = 40
 
     def left_for_kv(self, utilization: float, compute_largest_step: Any, block_bytes: int) -> int:
         self.steps.append(compute_largest_step())
-        return int(40 * block_bytes * utilization)
+        return int(self.num_blocks * block_bytes * utilization)
 
 
 @pytest.fixture
@@ -149,6 +202,18 @@ def test_a_size_that_was_given_or_found_by_an_earlier_life_is_not_measured_again
 ) -> None:
     _, info = load_runner(model=str(make_model("llama", tmp_path)), device="cpu", **size)  # type: ignore[arg-type]
     assert (info.num_kv_blocks, pretended.steps) == (7, [])
+
+
+def test_a_later_life_has_the_blocks_of_the_first_although_less_memory_is_free(
+    tmp_path: Path, pretended: PretendedMemory
+) -> None:
+    config = EngineConfig(model=str(make_model("llama", tmp_path)), device="cpu", gpu_memory_utilization=0.5)
+    _, first = load_configured_runner(config, lambda told: None)
+    pretended.num_blocks = 10
+    _, later = load_configured_runner(with_kv_cache(config, first), lambda told: None)
+    assert (first.num_kv_blocks, later.num_kv_blocks) == (20, 20)
+    assert later.max_model_len == first.max_model_len
+    assert len(pretended.steps) == 1
 
 
 def test_weights_that_a_card_has_no_memory_for_are_refused_with_their_size(

@@ -40,8 +40,11 @@ class NarrowModel(FakeCausalModel):
         return logits
 
 
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "two steps in flight"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_answer_is_the_right_one_however_little_memory_there_is(error: Exception) -> None:
+def test_every_answer_is_the_right_one_however_little_memory_there_is(
+    error: Exception, is_ahead: bool
+) -> None:
     model = NarrowModel(5, error)
     requests = [
         Request(
@@ -60,6 +63,7 @@ def test_every_answer_is_the_right_one_however_little_memory_there_is(error: Exc
         max_num_batched_tokens=32,
         max_model_len=64,
         cache_key=b"k",
+        async_scheduling=is_ahead,
     )
     runner = make_runner(model, num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64)
     entries, _ = run_all(runner, config, requests)

@@ -69,6 +69,9 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
 }
 
 
+KEPT_ON_GPU = {name for name in FORMATS if not name.startswith(("bnb", "gptq-2", "gptq-3"))}
+
+
 @functools.cache
 def plain_model(family: str) -> Path:
     """A small model, made once."""
@@ -96,6 +99,9 @@ def test_weights_are_bit_for_bit_those_that_the_integers_and_scales_stand_for(
         read = found.read(tensor)
         assert read.dtype is found.dtype_of(tensor)
         assert torch.equal(read.view(torch.int32), weight.view(torch.int32)), tensor
+        assert found.is_packed(tensor) == (name in KEPT_ON_GPU and tensor.endswith("proj.weight"))
+        if found.is_packed(tensor):
+            assert torch.equal(found.read_packed(tensor).dequantize(), weight)
 
 
 async def tokens_of(folder: Path, runner: str = "inline", **fields: Any) -> list[tuple[int, ...]]:
@@ -144,6 +150,34 @@ def test_integers_that_are_kept_give_the_bits_of_the_converted_weights(
     whole = PagedDriver(load_model(str(quantized), dtype="float32").model)
     assert name not in KEPT or kept.once(ids).equal(whole.once(ids))
     assert name not in KEPT or kept.greedy(ids, 4) == whole.greedy(ids, 4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gptq-act-order",
+        "awq",
+        "fp8-block",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gptq-4", "gptq-v2", "w4a16", "w8a16", "w8a8", "fp8-tensor", "fp8-row")
+        ),
+    ],
+)
+def test_the_decoder_of_a_gpu_keeps_the_words_and_computes_what_the_converted_weights_give(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triolet.model.load.can_plan", lambda *_: False)  # as on a GPU
+    plain, quantized = make_folders(tmp_path, name)
+    ids = torch.randint(0, 200, (20,), generator=torch.manual_seed(1)).tolist()
+    expected = PagedDriver(load_model(str(plain), dtype="float32").model)
+    monkeypatch.setattr("triolet.model.backends.quant_method.INTEGER_DEVICES", ("cpu",))
+    with caplog.at_level("INFO", "triolet.model.load"):
+        kept = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    count = re.search(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
+    assert count is not None
+    assert count[1] == count[2]
+    torch.testing.assert_close(kept.once(ids), expected.once(ids))
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,16 @@ from typing import Any
 
 import attrs
 import pytest
+import tokenizers
 import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.ipc.grammar import Vocabulary
 from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
+from triolet.structured_outputs.compiler import GrammarVocabulary
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß Gott 👋"}]
 
@@ -179,6 +182,44 @@ def test_a_lone_surrogate_in_a_bad_word_is_not_blamed_on_the_prompt(folder: Path
     with pytest.raises(InvalidPrompt, match="bad_words must be Unicode text") as caught:
         load(folder).tokenize(Tokenize("fine", ("half \ud83d",)))
     assert caught.value.field == "bad_words"
+
+
+def test_a_grammar_gets_the_tokenizer_as_it_lies_in_its_file_and_nothing_is_written_out_for_it(
+    folder: Path,
+) -> None:
+    tokenizer, content = load(folder), (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").unlink()
+    assert tokenizer.tokenizer_json() == content
+    assert tokenizer.tokenizer_json() is tokenizer.tokenizer_json()
+
+
+def test_a_grammar_gets_a_tokenizer_that_cuts_and_pads_nothing(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    cutting = tokenizers.Tokenizer.from_file(str(file))
+    cutting.enable_truncation(4)
+    cutting.enable_padding(length=9)
+    cutting.save(str(file))
+    written = load(folder).tokenizer_json()
+    assert json.loads(written)["truncation"] is None
+    assert json.loads(written)["padding"] is None
+    text = "count from one to a hundred"
+    cutting.no_truncation()
+    cutting.no_padding()
+    assert tokenizers.Tokenizer.from_buffer(written).encode(text).ids == cutting.encode(text).ids
+
+
+def test_a_tokenizer_with_parts_in_python_encodes_and_has_no_form_for_grammars(folder: Path) -> None:
+    class Words:
+        def pre_tokenize(self, text: Any) -> None:
+            """Leave the text whole."""
+
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(Words())
+    tokenizer = TextTokenizer(backend, None)
+    assert tokenizer.tokenizer_json() == b""
+    assert tokenizer.encode("abc", add_special_tokens=False)
+    with pytest.raises(ValueError, match="structured outputs do not work with this tokenizer"):
+        GrammarVocabulary(Vocabulary(tokenizer.tokenizer_json(), 100, ()))
 
 
 def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:

@@ -33,35 +33,70 @@ class TensorNames:
     head: str = "lm_head"
     # What a layer's names begin with, after the prefix; `{layer}` is filled in.
     layer: str = "layers.{layer}."
-    attention_norm: str = "input_layernorm"
+    attention_norm: str = "input_layernorm"  # empty: attention reads the residual stream as it is (OLMo 2)
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    # Latent attention: down to a latent, its norm, and up again; `query_up` alone where queries have no latent.
+    query_down: str = "self_attn.q_a_proj"
+    query_down_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    latent_down: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_up: str = "self_attn.kv_b_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_out: str = "self_attn.o_proj"
     post_attention_norm: str = ""  # norm of the attention's output, before it is added (Gemma 2 and 3)
-    mlp_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "post_attention_layernorm"  # empty: likewise, or the block is parallel
     mlp_in: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     mlp_out: str = "mlp.down_proj"
     post_mlp_norm: str = ""  # norm of the feed-forward's output, before it is added (Gemma 2 and 3)
     sinks: str = ""  # whole name of the attention's sinks; empty if it has none (gpt-oss)
     router: str = "mlp.gate"
+    router_correction: str = (
+        ""  # whole name of what is added to scores where experts are chosen (DeepSeek V3)
+    )
     expert_in: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_out: str = "mlp.experts.{expert}.down_proj"
     # A checkpoint's experts are stacked, and their gate and up rows interleaved (gpt-oss); they are read as `expert_in`
     # and `expert_out` name them.
     stacked_experts: bool = False
+    # Tensors that a checkpoint has for all experts together, [num_experts, out, in] (GraniteMoe); they are read as
+    # `expert_in` and `expert_out` name them, with the expert's number behind.
+    expert_stacks: tuple[str, ...] = ()
+    shared_in: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_out: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    # What a recurrent layer has in place of attention; the last three are whole names.
+    recurrent_in: str = "mamba.in_proj"
+    recurrent_rates: str = ""  # of a gated delta net
+    recurrent_convolution: str = "mamba.conv1d"
+    recurrent_norm: str = "mamba.norm"
+    recurrent_out: str = "mamba.out_proj"
+    recurrent_step_bias: str = "mamba.dt_bias"
+    recurrent_decay: str = "mamba.A_log"
+    recurrent_skip: str = "mamba.D"  # of Mamba
     transposed: bool = False  # linear weights lie as [in, out] (GPT-2's Conv1D)
     # Endings of names that hold no weights, such as masks that old versions stored.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    ignored_prefixes: tuple[str, ...] = ()  # of modules that generation does without
 
 
 @attrs.frozen(kw_only=True)
 class NormConfig:
-    """Root-mean-square norm, or with `centered` a layer norm with bias; `weight_offset` is added to stored weights."""
+    """Root-mean-square norm, or with `centered` a layer norm; `weight_offset` is added to stored weights."""
 
     eps: float
     centered: bool = False
+    biased: bool = True  # of a layer norm: it has a bias
     weight_offset: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class QueryGrowth:
+    """Factor of rotated queries: 1 + beta * ln(1 + floor(position / length)). Source: Llama 4's attention scaling."""
+
+    beta: float
+    length: int  # tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +105,101 @@ class ClampedGate:
 
     alpha: float
     limit: float
+
+
+@attrs.frozen(kw_only=True)
+class GroupedRouting:
+    """Choice of experts within the best groups of experts. Source: DeepSeek-V3, arXiv 2412.19437.
+
+    A group's score is the sum of the `group_top` best scores of its experts. Experts are weighted by their scores.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    group_top: int
+    scale: float  # the weights are multiplied by it
+    is_sigmoid: bool = False  # scores are sigmoids of the router's output, not a softmax
+    is_corrected: bool = False  # a learned number per expert is added to its score for the choice alone
+
+
+@attrs.frozen(kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention: heads share one latent per token and one rotated key. Source: arXiv 2405.04434."""
+
+    query_size: int | None  # of the queries' latent; None without one
+    latent_size: int  # of the latent of keys and values
+    rotary_size: int  # rotated dimensions of a head, and of the shared key
+    plain_size: int  # other dimensions of a head's keys
+    value_size: int  # of a head
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers in the cache per token: rotated key, then latent."""
+        return self.rotary_size + self.latent_size
+
+
+@attrs.frozen(kw_only=True)
+class MambaConfig:
+    """A Mamba-2 layer: heads whose state, [head_dim, state_size], decays and is added to. Source: arXiv 2405.21060."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int  # heads of a group share what is written into their states, and what is read from them
+    kernel_size: int  # of the convolution before it, tokens
+    convolution_bias: bool
+    projection_bias: bool
+
+    @property
+    def inner_size(self) -> int:
+        """Numbers of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        """Numbers of all groups together, of what is written or of what is read."""
+        return self.num_groups * self.state_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: those of the heads, and what their states are written and read with."""
+        return self.inner_size + 2 * self.group_size
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a sequence's state."""
+        return self.num_heads, self.head_dim, self.state_size
+
+
+@attrs.frozen(kw_only=True)
+class DeltaNetConfig:
+    """A layer whose heads' states map keys to values, and are corrected by each token. Source: arXiv 2412.06464."""
+
+    num_heads: int  # of values
+    num_key_heads: int  # of queries and keys; each is shared by as many heads of values
+    key_dim: int
+    value_dim: int
+    kernel_size: int  # of the convolution before it, tokens
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of all keys together."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of all values together."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a sequence's state."""
+        return self.num_heads, self.key_dim, self.value_dim
 
 
 @attrs.frozen(kw_only=True)
@@ -82,6 +212,14 @@ class MoeConfig:
     normalize: bool  # the chosen experts' probabilities are scaled to a sum of one
     router_bias: bool = False
     gate: ClampedGate | None = None  # what the experts have in place of the model's activation
+    shared_size: int | None = None  # width of an expert that all tokens use; None without one
+    has_shared_gate: bool = True  # its output is multiplied by the sigmoid of a gate of its own
+    routing: GroupedRouting | None = None  # None: the best of a softmax over all experts
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths of the experts."""
+        return tuple(filter(None, (self.intermediate_size, self.shared_size)))
 
 
 @attrs.frozen(kw_only=True)
@@ -90,8 +228,11 @@ class LayerConfig:
 
     attention_scale: float  # scores are multiplied by it
     sliding_window: int | None = None  # how many tokens a token sees, itself included; None for all
-    rope: Rope | None = None  # None where positions are learned vectors
+    rope: Rope | None = None  # None where positions are learned vectors, or not encoded at all
     moe: MoeConfig | None = None  # None for a dense feed-forward block
+    latent: LatentConfig | None = None  # None for attention with keys and values of its heads
+    # What the layer has in place of attention; None for attention.
+    recurrent: MambaConfig | DeltaNetConfig | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -115,13 +256,26 @@ class DecoderConfig:
     gated: bool = True  # the feed-forward block multiplies its activation with a second projection
     qkv_bias: bool = False
     attention_out_bias: bool = False
+    # What attention gives is multiplied by the sigmoid of a gate, which comes with each head's query (Qwen3-Next).
+    attention_gate: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head
+    qk_norm_of_rows: bool = False  # with `qk_norm`: over all heads of a token together (OLMo 2)
+    # The feed-forward block reads what attention reads, and both are added to the residual stream at once (Cohere).
+    parallel_block: bool = False
+    residual_scale: float = 1.0  # what a block adds to the residual stream is multiplied by it
+    logit_scale: float = 1.0  # logits are multiplied by it; positive
+    query_growth: QueryGrowth | None = None
     embedding_scale: float | None = None  # embeddings are multiplied by it
     attention_soft_cap: float | None = None  # attention scores are squeezed into this range by a tanh
     logit_soft_cap: float | None = None  # logits are squeezed into this range by a tanh
     tied_head: bool = False  # the head uses the embedding's weights if the checkpoint brings none of its own
     runs_on_cpu_decoder: bool = False  # the C++ decoder computes this family; set in the table of families
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if a layer keeps a state in place of keys and values."""
+        return any(layer.recurrent is not None for layer in self.layers)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

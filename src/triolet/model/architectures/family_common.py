@@ -1,4 +1,4 @@
-"""What the parsers of `families.py` have in common."""
+"""Hold what the parsers of the families have in common."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ class Defaults:
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
     has_partial_rotary: bool = False  # `partial_rotary_factor` is honoured
+    partial_rotary_factor: float = 1.0
+    interleaved_rotary: bool = False
+
+
+QWEN = Defaults(
+    vocab_size=151936, intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768
+)
+"""Of all Qwens."""
 
 
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
@@ -108,7 +116,8 @@ def rope_of(
     fields: Fields, parameters: Fields, defaults: Defaults, head_dim: int, max_model_len: int | None
 ) -> tuple[Rope, int]:
     """Return the rotary encoding and the longest sequence that it supports, tokens."""
-    share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    default_share = fields.number("partial_rotary_factor", defaults.partial_rotary_factor)
+    share = parameters.number("partial_rotary_factor", default_share)
     if share != 1.0 and not defaults.has_partial_rotary:
         # transformers ignores it in these families, except that a scaling rule would make tables too narrow for a head
         if rope_type(parameters) != "default":
@@ -133,7 +142,8 @@ def rope_of(
         original_max_position=original,
         long_context=long_context,
     )
-    return build_rope(parameters, context), reach
+    rope = build_rope(parameters, context)
+    return attrs.evolve(rope, interleaved=defaults.interleaved_rotary), reach
 
 
 def _reach(
@@ -165,6 +175,39 @@ def with_layers(config: DecoderConfig, changes: Sequence[dict[str, Any]]) -> Dec
 def with_window(config: DecoderConfig, window: int | None) -> DecoderConfig:
     """Give every layer the same sliding window, tokens."""
     return with_layers(config, [{"sliding_window": window}] * len(config.layers))
+
+
+def with_windows(config: DecoderConfig, kinds: Sequence[str], window: int | None) -> DecoderConfig:
+    """Give the sliding layers among `kinds` a window, tokens, and the others none."""
+    return with_layers(config, [{"sliding_window": window if kind == SLIDING else None} for kind in kinds])
+
+
+def window_in_use(fields: Fields, *, minimum: int = 1) -> int | None:
+    """Return `sliding_window`, tokens, where `use_sliding_window` switches it on."""
+    if not fields.flag("use_sliding_window", False):
+        return None
+    return fields.optional_integer("sliding_window", 4096, minimum=minimum)
+
+
+def with_attention_bias(fields: Fields, config: DecoderConfig, *, default: bool = False) -> DecoderConfig:
+    """Read whether the four projections of attention have a bias: `attention_bias`."""
+    bias = fields.flag("attention_bias", default)
+    return attrs.evolve(config, qkv_bias=bias, attention_out_bias=bias)
+
+
+def full_every(fields: Fields, name: str, default: int, count: int) -> list[str]:
+    """Return the pattern of `count` layers of which every n-th, as field `name` says, has no window."""
+    every = fields.integer(name, default)
+    return [SLIDING if (index + 1) % every else FULL for index in range(count)]
+
+
+def rope_parameters_by_kind(fields: Fields) -> tuple[Fields, Fields]:
+    """Return the rotary parameters of the layers without and of those with a window."""
+    nothing = Fields(fields.path, {}, "rope_parameters.")
+    by_kind = fields.section("rope_parameters") or nothing
+    # transformers 4 writes one `rope_scaling`; it is for the layers without a window only
+    whole = by_kind.section(FULL) or fields.section("rope_scaling") or nothing
+    return whole, by_kind.section(SLIDING) or nothing
 
 
 def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Rope:
     # Radians per token, one for each pair of rotated dimensions; float32 values.
     frequencies: tuple[float, ...]
     magnitude: float = 1.0  # what cosines and sines are multiplied by
+    interleaved: bool = False  # adjacent dimensions turn together, not those of the two halves
 
     @property
     def rotary_dim(self) -> int:

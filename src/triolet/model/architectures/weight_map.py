@@ -7,7 +7,7 @@ everything that does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -15,7 +15,17 @@ from torch import Tensor
 
 from triolet.errors import WeightsMismatch
 from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, MappedRows
-from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, TensorNames
+from triolet.kernels.linear.weight_only import PackedWeight
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    DeltaNetConfig,
+    LatentConfig,
+    LayerConfig,
+    MambaConfig,
+    NormConfig,
+    TensorNames,
+)
+from triolet.model.architectures.kv_format import SCALE_ENDINGS
 
 Shape = tuple[int, ...]
 
@@ -56,6 +66,19 @@ class WeightSource(Protocol):
 
     def map_blocks(self, name: str) -> MappedRows | None:
         """Map the blocks of a tensor, if they lie in a file row after row."""
+        ...
+
+
+@runtime_checkable
+class PackedSource(Protocol):
+    """Checkpoint with tensors that the GPU kernels can multiply with as they are stored."""
+
+    def is_packed(self, name: str) -> bool:
+        """Tell whether a tensor is one of them."""
+        ...
+
+    def read_packed(self, name: str) -> PackedWeight:
+        """Read one of them to the CPU."""
         ...
 
 
@@ -122,7 +145,7 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
         planner.table("positions", f"{prefix}{names.positions}", config.max_position, hidden)
     for index, layer in enumerate(config.layers):
         _plan_layer(planner, config, layer, index)
-    planner.vector("final_norm", f"{prefix}{names.final_norm}", hidden, bias=config.norm.centered)
+    planner.vector("final_norm", f"{prefix}{names.final_norm}", hidden, bias=_has_bias(config.norm))
     if has_head or not config.tied_head:
         planner.table("head", head, config.vocab_size, hidden)
     return planner.plans
@@ -131,23 +154,92 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
 def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
     names, hidden = config.names, config.hidden_size
     ours, theirs = f"layers.{index}.", planner.prefix + names.layer.format(layer=index)
+    if names.attention_norm:
+        planner.vector(
+            ours + "attention_norm", theirs + names.attention_norm, hidden, bias=_has_bias(config.norm)
+        )
+    if layer.recurrent is not None:
+        _plan_recurrent(planner, config, layer.recurrent, ours, theirs)
+    else:
+        _plan_attention(planner, config, layer, ours, theirs)
+    if names.post_attention_norm:
+        planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
+    if names.mlp_norm:
+        planner.vector(ours + "mlp_norm", theirs + names.mlp_norm, hidden, bias=_has_bias(config.norm))
+    _plan_mlp(planner, config, layer, ours, theirs)
+    if names.post_mlp_norm:
+        planner.vector(ours + "post_mlp_norm", theirs + names.post_mlp_norm, hidden)
+
+
+def _plan_attention(
+    planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str
+) -> None:
+    names, hidden = config.names, config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = tuple(theirs + name for name in names.qkv)
-    planner.vector(ours + "attention_norm", theirs + names.attention_norm, hidden, bias=config.norm.centered)
-    planner.linear(ours + "qkv", qkv, (queries, keys, keys), hidden, bias=config.qkv_bias)
+    if layer.latent is not None:
+        queries = _plan_latent(planner, config, layer.latent, ours, theirs)
+    else:
+        outs = (2 * queries if config.attention_gate else queries, keys, keys)
+        planner.linear(ours + "qkv", qkv, outs, hidden, bias=config.qkv_bias)
     if config.qk_norm:
-        planner.vector(ours + "query_norm", theirs + names.query_norm, config.head_dim)
-        planner.vector(ours + "key_norm", theirs + names.key_norm, config.head_dim)
+        whole = config.qk_norm_of_rows
+        planner.vector(ours + "query_norm", theirs + names.query_norm, queries if whole else config.head_dim)
+        planner.vector(ours + "key_norm", theirs + names.key_norm, keys if whole else config.head_dim)
     attention_out = (theirs + names.attention_out,)
     planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
     if names.sinks:
         planner.plans[ours + "sinks"] = TensorPlan(((theirs + names.sinks, (config.num_heads,)),))
-    if names.post_attention_norm:
-        planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
-    planner.vector(ours + "mlp_norm", theirs + names.mlp_norm, hidden, bias=config.norm.centered)
-    _plan_mlp(planner, config, layer, ours, theirs)
-    if names.post_mlp_norm:
-        planner.vector(ours + "post_mlp_norm", theirs + names.post_mlp_norm, hidden)
+
+
+def _plan_recurrent(
+    planner: _Planner, config: DecoderConfig, layer: MambaConfig | DeltaNetConfig, ours: str, theirs: str
+) -> None:
+    names, hidden, plans, bias = config.names, config.hidden_size, planner.plans, False
+    vectors = {"step_bias": names.recurrent_step_bias, "decay": names.recurrent_decay}
+    if isinstance(layer, MambaConfig):
+        size, normed, bias = layer.inner_size, layer.inner_size, layer.projection_bias
+        outs = size + layer.channels + layer.num_heads
+        vectors["skip"] = names.recurrent_skip
+    else:
+        size, normed = layer.value_size, layer.value_dim
+        outs, rates = layer.channels + size, 2 * layer.num_heads
+        planner.linear(
+            ours + "recurrent_rates", (theirs + names.recurrent_rates,), (rates,), hidden, bias=False
+        )
+    planner.linear(ours + "recurrent_in", (theirs + names.recurrent_in,), (outs,), hidden, bias=bias)
+    convolution, shape = theirs + names.recurrent_convolution, (layer.channels, 1, layer.kernel_size)
+    plans[ours + "convolution.weight"] = TensorPlan(((f"{convolution}.weight", shape),))
+    if isinstance(layer, MambaConfig) and layer.convolution_bias:
+        plans[ours + "convolution.bias"] = TensorPlan(((f"{convolution}.bias", shape[:1]),))
+    for name, stored in vectors.items():
+        plans[f"{ours}recurrent_{name}"] = TensorPlan(((theirs + stored, (layer.num_heads,)),))
+    planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
+    planner.linear(ours + "recurrent_out", (theirs + names.recurrent_out,), (hidden,), size, bias=bias)
+
+
+def _plan_latent(
+    planner: _Planner, config: DecoderConfig, latent: LatentConfig, ours: str, theirs: str
+) -> int:
+    """Plan what latent attention has in place of queries, keys and values; return the size of its output."""
+    names, hidden, bias = config.names, config.hidden_size, config.qkv_bias
+    rotary, inner = latent.rotary_size, latent.latent_size
+    size_in = hidden
+    if latent.query_size is not None:
+        size_in = latent.query_size
+        planner.linear(ours + "query_down", (theirs + names.query_down,), (size_in,), hidden, bias=bias)
+        planner.vector(ours + "query_down_norm", theirs + names.query_down_norm, size_in)
+    queries = config.num_heads * (latent.plain_size + rotary)
+    planner.linear(ours + "query_up", (theirs + names.query_up,), (queries,), size_in, bias=False)
+    planner.linear(ours + "latent_down", (theirs + names.latent_down,), (inner + rotary,), hidden, bias=bias)
+    planner.vector(ours + "latent_norm", theirs + names.latent_norm, inner)
+    heads = config.num_heads * (latent.plain_size + latent.value_size)
+    planner.linear(ours + "latent_up", (theirs + names.latent_up,), (heads,), inner, bias=False)
+    return config.num_heads * latent.value_size
+
+
+def _has_bias(norm: NormConfig) -> bool:
+    return norm.centered and norm.biased
 
 
 def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
@@ -166,6 +258,13 @@ def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours
             )
             for expert in range(layer.moe.num_experts)
         ]
+        if names.router_correction:
+            correction = theirs + names.router_correction
+            planner.plans[ours + "router_correction"] = TensorPlan(((correction, (num_experts,)),))
+        if layer.moe.shared_size is not None:
+            if layer.moe.has_shared_gate:
+                planner.linear(ours + "shared_gate", (theirs + names.shared_gate,), (1,), hidden, bias=False)
+            blocks.append(("shared", names.shared_in, names.shared_out, layer.moe.shared_size))
     for name, names_in, name_out, size in blocks:
         outs = (size, size) if config.gated else (size,)
         project_in = tuple(theirs + each for each in names_in)
@@ -182,7 +281,14 @@ def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: W
     wanted = dict(source for plan in plans.values() for source in plan.sources)
     stored = checkpoint.tensors
     missing = [name for name in wanted if name not in stored]
-    unused = [name for name in stored if name not in wanted and not name.endswith(config.names.ignored)]
+    ignored, prefixes = config.names.ignored, config.names.ignored_prefixes
+    unused = [
+        name
+        for name in stored
+        if name not in wanted
+        and not name.endswith((*ignored, *SCALE_ENDINGS))
+        and not name.startswith(prefixes)
+    ]
     misshapen = [
         f"{name} must be {shape}; got {stored[name].shape}"
         for name, shape in wanted.items()
@@ -190,6 +296,18 @@ def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: W
     ]
     if missing or unused or misshapen:
         raise WeightsMismatch(missing=missing, unused=sorted(unused), misshapen=misshapen)
+
+
+class Staging(Protocol):
+    """Memory of the host from which a device copies without the host's waiting."""
+
+    def room(self, shape: Shape, dtype: torch.dtype) -> Tensor | None:
+        """Return memory for a tensor that is to be read, or None if it is too large."""
+        ...
+
+    def send(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copy the tensor for which there was room last to the device, and convert it there."""
+        ...
 
 
 @attrs.define
@@ -200,6 +318,7 @@ class WeightReader:
         dtype: what they become.
         device: where they go.
         on_bytes: told (bytes read so far, bytes in all), in the checkpoint's own dtype.
+        staging: pinned memory on the way to the device; None on a CPU.
     """
 
     _checkpoint: WeightSource
@@ -207,7 +326,11 @@ class WeightReader:
     dtype: torch.dtype
     device: torch.device
     _on_bytes: Callable[[int, int], None] | None = None
+    _staging: Staging | None = None
     _done_bytes: int = attrs.field(default=0, init=False)
+    _done: set[TensorPlan] = attrs.field(
+        factory=set, init=False
+    )  # an embedding may be read for the head, too
     _total_bytes: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -225,8 +348,17 @@ class WeightReader:
 
     def __getitem__(self, name: str) -> Tensor:
         plan = self._plans[name]
-        joined = self._read_transposed(plan) if plan.transposed else self._read(plan)
-        tensor = joined.to(self.device, self.dtype)
+        if plan.transposed:
+            tensor = self._read_transposed(plan).to(self.device, self.dtype)
+        else:
+            tensor = self._read(plan, self.dtype)
+        self._add_done(plan)
+        return tensor
+
+    def read_float32(self, name: str) -> Tensor:
+        """Return a tensor in float32, whatever the model's dtype is."""
+        plan = self._plans[name]
+        tensor = self._read(plan, torch.float32)
         self._add_done(plan)
         return tensor
 
@@ -250,6 +382,16 @@ class WeightReader:
         self._add_done(plan)
         return blocks
 
+    def read_packed(self, name: str) -> list[PackedWeight] | None:
+        """Read the sources of a tensor as they are stored; None if one of them is not packed for the GPU kernels."""
+        plan, source = self._plans[name], self._checkpoint
+        names = [name for name, _ in plan.sources]
+        if plan.transposed or not isinstance(source, PackedSource) or not all(map(source.is_packed, names)):
+            return None
+        parts = [source.read_packed(name).to(self.device) for name in names]
+        self._add_done(plan)
+        return parts
+
     def map_blocks(self, name: str) -> MappedRows | None:
         """Map the blocks of a tensor with a single source, if they lie in a file row after row."""
         plan = self._plans[name]
@@ -264,22 +406,28 @@ class WeightReader:
             self._add_done(self._plans[name])
 
     def _add_done(self, plan: TensorPlan) -> None:
-        self._done_bytes += self._bytes_of(plan)
+        if plan not in self._done:
+            self._done.add(plan)
+            self._done_bytes += self._bytes_of(plan)
         if self._on_bytes is not None:
             self._on_bytes(self._done_bytes, self._total_bytes)
 
-    def _read(self, plan: TensorPlan) -> Tensor:
-        """Return the sources stacked along rows, each read directly into its place."""
+    def _read(self, plan: TensorPlan, dtype: torch.dtype) -> Tensor:
+        """Return the sources stacked along rows, each read directly into its place, on the device."""
         names = [name for name, _ in plan.sources]
         dtypes = {self._checkpoint.dtype_of(name) for name in names}
         # `torch.cat` promotes them to a common dtype.
         if len(dtypes) > 1:
-            return torch.cat([self._checkpoint.read(name) for name in names])
+            return torch.cat([self._checkpoint.read(name) for name in names]).to(self.device, dtype)
         rows = [shape[0] for _, shape in plan.sources]
-        joined = torch.empty(sum(rows), *plan.sources[0][1][1:], dtype=dtypes.pop())
+        shape, stored = (sum(rows), *plan.sources[0][1][1:]), dtypes.pop()
+        room = None if self._staging is None else self._staging.room(shape, stored)
+        joined = torch.empty(shape, dtype=stored) if room is None else room
         for name, part in zip(names, joined.split(rows), strict=True):
             self._checkpoint.read(name, part)
-        return joined
+        if self._staging is not None and room is not None:
+            return self._staging.send(room, dtype)
+        return joined.to(self.device, dtype)
 
     def _read_transposed(self, plan: TensorPlan) -> Tensor:
         return torch.cat([self._checkpoint.read(name) for name, _ in plan.sources], dim=1).T.contiguous()

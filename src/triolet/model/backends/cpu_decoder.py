@@ -1,10 +1,10 @@
-"""The native decoder on a CPU: a whole step as one call into C++, for the families that are like Llama.
+"""The native decoder on a CPU: a whole step as one call into C++.
 
 Loading makes a plan: every weight packed in the order in which the step reads it, and a struct per layer that says
 where. A step is then the addresses of its input tensors and one call, without the interpreter lock; what torch would
 spend on starting a dozen operations per layer is gone, and so is every copy between them. What the C++ step does not
-know (experts, sinks) stays with `triolet.model.backends.torch_decoder`, which is also the truth that this one is tested
-against.
+know (other activations, float16) stays with `triolet.model.backends.torch_decoder`, which is also the truth that this
+one is tested against.
 
 Each weight is read, packed and let go before the next is read: loading needs little more memory than running. A tied
 head serves as the embedding too, packed as it is.
@@ -24,28 +24,32 @@ from torch import Tensor
 
 from triolet.kernels.cpu.abi import (
     ArgmaxFilterStruct,
+    CacheGroupStruct,
+    ExpertsStruct,
     LayerStruct,
+    LinearStruct,
     ModelStruct,
     MultiStepStruct,
     StepStruct,
     addresses,
 )
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
-from triolet.kernels.cpu.calibration import calibrate_argmax_filter
+from triolet.kernels.cpu.calibration import Calibration, calibrate
 from triolet.kernels.cpu.gemm.blocks import MappedRows
 from triolet.kernels.cpu.gemm.packing import (
     MODEL_DTYPES,
     CppArgmaxFilter,
     CppLinear,
     pack_argmax_filter,
+    pack_linear,
     pointer,
 )
 from triolet.kernels.cpu.library import library
-from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig
-from triolet.model.architectures.rope import Rope
+from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig, MoeConfig
 from triolet.model.architectures.weight_map import WeightReader
+from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
-from triolet.model.backends.torch_decoder import decoder_facts, rounded_scale
+from triolet.model.backends.torch_decoder import rounded_scale
 from triolet.model.interface import ForwardBatch, GreedyStep, InputEmbeddings, LayerCache, ModelSpec
 from triolet.model.memory.out_of_memory import trim_heap
 
@@ -133,16 +137,28 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
 
 
 def can_quantise(config: DecoderConfig, quantization: str) -> bool:
-    """Tell whether the weights of a model that can be planned can be stored as `int8` or `int4`."""
-    return QUANT_METHODS[quantization].accepts(*_input_widths(config))
+    """Tell whether a model that can be planned can have its weights or activations rounded."""
+    has_experts = any(layer.moe is not None for layer in config.layers)
+    return not has_experts and QUANT_METHODS[quantization].accepts(*_input_widths(config))
 
 
-def _input_widths(config: DecoderConfig) -> tuple[int, int, int]:
-    return config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+def _input_widths(config: DecoderConfig) -> tuple[int, ...]:
+    widths = {config.hidden_size, config.num_heads * config.head_dim}
+    for layer in config.layers:
+        widths |= {config.intermediate_size} if layer.moe is None else set(layer.moe.widths)
+    return tuple(widths)
 
 
 def _has_known_features(config: DecoderConfig) -> bool:
-    return config.activation in _GELU and all(layer.moe is None for layer in config.layers)
+    # The C++ step adds up experts in the residual stream, where no norm can come between.
+    takes_experts = config.gated and not config.parallel_block and not config.names.post_mlp_norm
+
+    def knows(layer: LayerConfig) -> bool:
+        moe = layer.moe
+        plain = moe is None or (takes_experts and moe.routing is None and moe.has_shared_gate)
+        return plain and layer.latent is None and layer.recurrent is None
+
+    return config.activation in _GELU and not config.attention_gate and all(map(knows, config.layers))
 
 
 class CpuDecoder:
@@ -153,6 +169,7 @@ class CpuDecoder:
         model: the plan.
         kept: what the plan's addresses point at.
         cpp: the kernels.
+        calibration: choices that the plan was given.
         adapters: LoRA adapters that change its layers; None for a model without them.
     """
 
@@ -162,8 +179,10 @@ class CpuDecoder:
         model: ModelStruct,
         kept: list[object],
         cpp: ctypes.CDLL,
+        calibration: Calibration,
         adapters: AdapterBank[CppAdapter] | None = None,
     ) -> None:
+        self.calibration = calibration
         self._spec = spec
         self._model = model
         self._kept = kept
@@ -171,7 +190,7 @@ class CpuDecoder:
         self._adapters = adapters
         self._adapter_slots: Tensor | None = None  # of the tokens of the last step
         self._cache: tuple[LayerCache, ...] = ()
-        self._cache_addresses = addresses(()), addresses(())
+        self._cache_addresses = addresses(()), addresses(()), (ctypes.c_int32 * 0)()
         self._background: ctypes.c_void_p | None = None  # not before it is needed: most models do without
 
     @property
@@ -184,6 +203,11 @@ class CpuDecoder:
         """Bytes of the packed weights, norms and rotary tables."""
         packed = [kept.num_bytes for kept in self._kept if isinstance(kept, CppLinear | CppArgmaxFilter)]
         return sum(packed) + sum(kept.nbytes for kept in self._kept if isinstance(kept, Tensor))
+
+    @property
+    def has_blocks(self) -> bool:
+        """Tell whether layers are multiplied in the blocks of a quantised checkpoint."""
+        return any(isinstance(kept, CppLinear) and kept.panels is not None for kept in self._kept)
 
     def wake(self) -> None:
         """Wake the threads of the next step, while its input is being built."""
@@ -253,18 +277,25 @@ class CpuDecoder:
     def _step(self, batch: ForwardBatch, **outputs: int) -> StepStruct:
         """Fill in the struct of a batch; its tensors must be contiguous CPU tensors of the dtypes of `ForwardBatch`."""
         attention = batch.attention
-        keys, values = self._addresses_of(batch.cache)
+        keys, values, group_of_layer = self._addresses_of(batch.cache)
+        groups = (CacheGroupStruct * (1 + len(batch.further_attention)))(
+            *(
+                CacheGroupStruct(one.slot_mapping.data_ptr(), one.block_tables.data_ptr())
+                for one in (attention, *batch.further_attention)
+            )
+        )
         step = StepStruct(
             token_ids=batch.token_ids.data_ptr(),
             positions=batch.positions.data_ptr(),
-            slots=attention.slot_mapping.data_ptr(),
             logits_indices=batch.logits_indices.data_ptr(),
             cu_query_lens=attention.cu_query_lens.data_ptr(),
             seq_lens=attention.seq_lens.data_ptr(),
-            block_tables=attention.block_tables.data_ptr(),
+            groups=ctypes.addressof(groups),
+            group_of_layer=ctypes.addressof(group_of_layer),
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
             block_tables_stride=attention.block_tables.stride(0),
+            num_groups=len(groups),
             num_tokens=len(batch.token_ids),
             num_seqs=len(attention.query_lens_host),
             num_logits=len(batch.logits_indices),
@@ -277,7 +308,7 @@ class CpuDecoder:
             virtual = _virtual_addresses(batch.embeddings, len(batch.token_ids))
             step.embeddings = ctypes.addressof(virtual)
         # C++ reads them by address: they must live as long as the struct.
-        step.kept = batch, keys, values, virtual
+        step.kept = batch, keys, values, groups, group_of_layer, virtual
         self._adapter_slots = batch.adapter_slots
         if batch.adapter_slots is not None:
             self._place_adapters(step, batch.adapter_slots)
@@ -298,11 +329,13 @@ class CpuDecoder:
 
     def _addresses_of(
         self, cache: tuple[LayerCache, ...]
-    ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p]]:
+    ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int32]]:
+        """Return the addresses of keys and values of each layer, and its cache group."""
         if cache is not self._cache:  # it is the same one for the life of an engine
             self._cache_addresses = (
                 addresses([layer.keys for layer in cache]),
                 addresses([layer.values for layer in cache]),
+                (ctypes.c_int32 * len(cache))(*(layer.group for layer in cache)),
             )
             self._cache = cache
         return self._cache_addresses
@@ -327,6 +360,7 @@ def build_cpu_decoder(
     quantization: str | None = None,
     adapters: AdapterBank[CppAdapter] | None = None,
     cache: WeightsCache | None = None,
+    calibration: str = "auto",
 ) -> CpuDecoder:
     """Read and pack the weights, tensor by tensor.
 
@@ -334,16 +368,19 @@ def build_cpu_decoder(
         config: a model that `can_plan` accepts.
         weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
-        quantization: `int8` or `int4`, as the model `can_quantise`, or None to keep the weights in the model's dtype.
+        quantization: how to round, as the model `can_quantise`; None to keep the weights as they are.
         adapters: LoRA adapters that change its layers, packed by `adapter_packing`.
         cache: packed weights of this model and these arguments.
+        calibration: whether the choices of the kernels are measured; see `EngineConfig`.
     """
     cpp = library()
     if cpp is None:
         raise RuntimeError("there are no compiled kernels: ask can_plan first")
     facts = decoder_facts(config, weights, max_model_len)
-    planner = _Planner(config, weights, cpp, facts.rope_tables, QUANT_METHODS[quantization], cache)
-    return CpuDecoder(facts.spec, planner.model(), planner.kept, cpp, adapters)
+    planner = _Planner(config, weights, cpp, facts, QUANT_METHODS[quantization], cache)
+    model = planner.model()
+    chosen = calibrate(cpp, model, weights.dtype, calibration)
+    return CpuDecoder(facts.spec, model, planner.kept, cpp, chosen, adapters)
 
 
 def adapter_packing(config: DecoderConfig) -> Callable[[LayerPairs], CppAdapter]:
@@ -378,7 +415,7 @@ class _Planner:
     config: DecoderConfig
     weights: WeightReader
     cpp: ctypes.CDLL
-    tables: dict[Rope, Tensor]
+    facts: DecoderFacts
     method: QuantMethod
     cache: WeightsCache | None
     kept: list[object] = attrs.field(factory=list, init=False)
@@ -390,14 +427,15 @@ class _Planner:
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
         positions = self.weights.get("positions.weight")
-        self.kept += (layers, positions)
-        model = ModelStruct(
+        self.kept += (layers, positions, self.facts.query_factors)
+        return ModelStruct(
             layers=ctypes.addressof(layers),
             embedding=embedding.address if isinstance(embedding, MappedRows) else pointer(embedding),
             embedding_format=embedding.format.number if isinstance(embedding, MappedRows) else 0,
             learned_positions=pointer(positions),
+            query_factors=pointer(self.facts.query_factors),
             final_norm=self._norm("final_norm"),
-            final_norm_bias=self._floats("final_norm.bias"),
+            final_norm_bias=self._norm_bias("final_norm"),
             head=head.struct(),
             argmax_filter=argmax_filter.struct() if argmax_filter else ArgmaxFilterStruct(),
             num_layers=len(config.layers),
@@ -408,14 +446,15 @@ class _Planner:
             head_dim=config.head_dim,
             dtype=DTYPES[self.weights.dtype],
             gelu=_GELU[config.activation],
+            norms_rows=config.qk_norm_of_rows,
+            parallel=config.parallel_block,
             eps=config.norm.eps,
             attention_soft_cap=config.attention_soft_cap or 0.0,
             logit_soft_cap=config.logit_soft_cap or 0.0,
             embedding_scale=rounded_scale(config.embedding_scale, self.weights.dtype) or 1.0,
+            residual_scale=config.residual_scale,
+            logit_scale=config.logit_scale,
         )
-        if argmax_filter:
-            model.argmax_filter.max_rows = calibrate_argmax_filter(self.cpp, model, self.weights.dtype)
-        return model
 
     def _head_and_embedding(self) -> tuple[CppLinear, CppArgmaxFilter | None, Tensor | MappedRows | None]:
         """Return the output head, its argmax filter, and the embedding if its weights are not the head's."""
@@ -436,38 +475,84 @@ class _Planner:
             self.cache.add_head(head, argmax_filter)
         self.kept += (head, argmax_filter)
         embedding: Tensor | MappedRows | None = None
-        if not is_tied:
+        # Blocks for products with integers are in an order from which no row is unpacked.
+        if not is_tied or (head.panels is not None and head.bits):
             embedding = self.method.map_kept(self.weights, "embedding") or self.weights["embedding.weight"]
             self.kept.append(embedding)
         trim_heap()
         return head, argmax_filter, embedding
 
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
-        table = None if layer.rope is None else self.tables[layer.rope]
+        table = None if layer.rope is None else self.facts.rope_tables[layer.rope]
         self.kept.append(table)
+        block: dict[str, LinearStruct | int]
+        if layer.moe is None:
+            block = {
+                "gate_up": self._linear(prefix + "mlp.in", gated=self.config.gated).struct(),
+                "down": self._linear(prefix + "mlp.out").struct(),
+            }
+        else:
+            block = {"experts": ctypes.addressof(self._experts(layer.moe, prefix))}
         return LayerStruct(
+            **block,
             qkv=self._linear(prefix + "qkv").struct(),
             attention_out=self._linear(prefix + "attention_out").struct(),
-            gate_up=self._linear(prefix + "mlp.in", gated=self.config.gated).struct(),
-            down=self._linear(prefix + "mlp.out").struct(),
+            sinks=self._floats(prefix + "sinks"),
             attention_norm=self._norm(prefix + "attention_norm"),
             query_norm=self._norm(prefix + "query_norm"),
             key_norm=self._norm(prefix + "key_norm"),
             mlp_norm=self._norm(prefix + "mlp_norm"),
             post_attention_norm=self._norm(prefix + "post_attention_norm"),
             post_mlp_norm=self._norm(prefix + "post_mlp_norm"),
-            attention_norm_bias=self._floats(prefix + "attention_norm.bias"),
-            mlp_norm_bias=self._floats(prefix + "mlp_norm.bias"),
+            attention_norm_bias=self._norm_bias(prefix + "attention_norm"),
+            mlp_norm_bias=self._norm_bias(prefix + "mlp_norm"),
             cos_sin=pointer(table),
             rotary_dim=0 if table is None else table.shape[1],
             sliding_window=layer.sliding_window or 0,
+            interleaved=layer.rope is not None and layer.rope.interleaved,
             scale=layer.attention_scale,
         )
 
-    def _linear(self, name: str, *, gated: bool = False) -> CppLinear:
+    def _experts(self, moe: MoeConfig, prefix: str) -> ExpertsStruct:
+        names = [f"{prefix}experts.{expert}" for expert in range(moe.num_experts)]
+        has_shared = moe.shared_size is not None
+        if has_shared:
+            names.append(prefix + "shared")
+        ins, outs = (
+            (LinearStruct * len(names))(
+                *(self._linear(f"{name}.{part}", gated=gated, is_expert=True).struct() for name in names)
+            )
+            for part, gated in (("in", True), ("out", False))
+        )
+        experts = ExpertsStruct(
+            router=self._router(prefix, has_shared=has_shared).struct(),
+            out=ctypes.addressof(outs),
+            num_experts=moe.num_experts,
+            per_token=moe.experts_per_token,
+            is_normalised=moe.normalize,
+            has_shared=has_shared,
+            gate_alpha=moe.gate.alpha if moe.gate else 0.0,
+            gate_limit=moe.gate.limit if moe.gate else 0.0,
+        )
+        setattr(experts, "in", ctypes.addressof(ins))  # a keyword of Python
+        self.kept += (ins, outs, experts)
+        return experts
+
+    def _router(self, prefix: str, *, has_shared: bool) -> CppLinear:
+        """Pack the router, and the gate of the shared expert as its last output."""
+        read = UNQUANTIZED.read(self.weights, prefix + "router")
+        weight, bias = read.weight, read.bias
+        if has_shared:
+            weight = torch.cat((weight, self.weights[prefix + "shared_gate.weight"]))
+            bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
+        packed = pack_linear(self.cpp, weight, bias)
+        self.kept.append(packed)
+        return packed
+
+    def _linear(self, name: str, *, gated: bool = False, is_expert: bool = False) -> CppLinear:
         linear = None if self.cache is None else self.cache.linear(name)
         if linear is None:
-            linear = self._packed(name, gated=gated)
+            linear = self._packed(name, gated=gated, is_expert=is_expert)
             if self.cache is not None:
                 self.cache.add(name, linear)
         else:
@@ -475,11 +560,17 @@ class _Planner:
         self.kept.append(linear)
         return linear
 
-    def _packed(self, name: str, *, gated: bool) -> CppLinear:
-        linear = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
-        if linear is None:
+    def _packed(self, name: str, *, gated: bool, is_expert: bool) -> CppLinear:
+        # The products of experts know plain weights only.
+        kept = None
+        if not is_expert:
+            kept = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
+        if kept is not None:
+            linear = kept
+        else:
             read = self.method.read(self.weights, name)
-            linear = self.method.pack(self.cpp, read.weight, read.bias, gated=gated)
+            pack = pack_linear if is_expert else self.method.pack
+            linear = pack(self.cpp, read.weight, read.bias, gated=gated)
             del read
         trim_heap()
         return linear
@@ -490,6 +581,14 @@ class _Planner:
 
     def _norm(self, name: str) -> int | None:
         return self._floats(f"{name}.weight", self.config.norm.weight_offset)
+
+    def _norm_bias(self, name: str) -> int | None:
+        """Return the address of a layer norm's bias, zeros if it has none; None for other norms."""
+        if not self.config.norm.centered or self.config.norm.biased:
+            return self._floats(f"{name}.bias")
+        zeros = torch.zeros(self.config.hidden_size)
+        self.kept.append(zeros)
+        return zeros.data_ptr()
 
     def _floats(self, name: str, offset: float = 0.0) -> int | None:
         """Return the address of a vector with `offset` added, float32; None if there is none of that name."""

@@ -17,7 +17,11 @@ from triolet.kernels.cpu.gemm.packing import (
     pack_int8,
     pack_linear,
 )
+from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.architectures.weight_map import WeightReader
+
+INTEGER_DEVICES = ("cuda",)
+"""Devices whose kernels multiply with the integers of GPTQ, AWQ and compressed-tensors as they are stored."""
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +50,7 @@ class QuantMethod:
     keeps_blocks: bool = (
         False  # layers of a quantised checkpoint stay in its blocks where the kernels know them
     )
+    int8_activations: bool = False  # activations are rounded to int8 before they are multiplied with blocks
 
     def read(self, weights: WeightReader, name: str) -> LinearWeights:
         """Read the tensors of the layer `name`, such as `layers.0.qkv`."""
@@ -61,7 +66,15 @@ class QuantMethod:
         if not fits_panels(library, formats, weights.num_in(f"{name}.weight"), gated=gated):
             return None
         blocks = weights.read_blocks(f"{name}.weight")
-        return pack_blocks(library, blocks, weights.get(f"{name}.bias"), gated=gated)
+        bias = weights.get(f"{name}.bias")
+        rounds = self.int8_activations
+        return pack_blocks(library, blocks, bias, gated=gated, int8_activations=rounds, dtype=weights.dtype)
+
+    def read_packed(self, weights: WeightReader, name: str) -> list[PackedWeight] | None:
+        """Read the layer `name` as it is stored, for the kernels of a GPU; None if it has to be dequantised."""
+        if not self.keeps_blocks or weights.device.type not in INTEGER_DEVICES:
+            return None
+        return weights.read_packed(f"{name}.weight")
 
     def map_kept(self, weights: WeightReader, name: str) -> MappedRows | None:
         """Map the blocks of the embedding `name`; None if it has none that can be used where they lie."""
@@ -81,6 +94,7 @@ UNQUANTIZED = QuantMethod(
 
 QUANT_METHODS: dict[str | None, QuantMethod] = {
     None: UNQUANTIZED,
+    "int8-activations": attrs.evolve(UNQUANTIZED, int8_activations=True),
     "int8": QuantMethod(inputs_multiple=4, pack=pack_int8, pack_head=pack_int8),
     # The head stays int8 in int4: it decides between tokens that are nearly as likely, and a tied one is the embedding.
     "int4": QuantMethod(inputs_multiple=GROUP, pack=pack_int4, pack_head=pack_int8),

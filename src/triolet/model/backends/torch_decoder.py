@@ -19,20 +19,36 @@ from torch.nn import functional
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.kv_write import kv_write
 from triolet.kernels.paged_attention import paged_attention
+from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
 from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from triolet.model.architectures.decoder_config import (
     ClampedGate,
     DecoderConfig,
+    LatentConfig,
     LayerConfig,
+    MambaConfig,
     MoeConfig,
     NormConfig,
 )
-from triolet.model.architectures.rope import Rope, rope_table
+from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.backends.quant_method import UNQUANTIZED, LinearWeights
-from triolet.model.interface import ForwardBatch, LayerCache, LayerCacheSpec, ModelSpec
+from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
+from triolet.model.backends.layers.delta_net import DeltaNet, build_delta_net
+from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
+from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
+from triolet.model.backends.layers.mamba import Mamba, build_mamba
+from triolet.model.backends.layers.mixture_of_experts import (
+    ExpertRouter,
+    GroupedExperts,
+    GroupedRouter,
+    MixtureOfExperts,
+    SoftmaxRouter,
+    read_experts,
+)
+from triolet.model.backends.quant_method import LinearWeights
+from triolet.model.interface import ForwardBatch, LayerCache, ModelSpec
 
 if TYPE_CHECKING:
     from triolet.model.adapters import LayerAdapters
@@ -41,66 +57,10 @@ if TYPE_CHECKING:
 # of a module's call would be a good part of a step.
 
 
-@attrs.frozen(eq=False, slots=True)
-class Linear:
-    """x @ weight.T + bias."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # [..., in] -> [..., out]
-        return functional.linear(x, self.weight, self.bias)
-
-    def stored(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight [num_out, num_in] and the bias."""
-        return self.weight, self.bias
-
-
-@attrs.frozen(eq=False, slots=True)
-class PackedLinear:
-    """The same with weights in oneDNN's blocked layout; float32 and bfloat16 on the CPU.
-
-    About twice as fast there as `Linear`.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # [num_tokens, in] -> [num_tokens, out]
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return y
-
-    def stored(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight [num_out, num_in], unpacked, and the bias."""
-        return self.weight.to_dense(), self.bias
-
-
-# [num_tokens, in] to [num_tokens, out]: a `Linear`, a `PackedLinear`, or one of them with adapters.
-LinearLayer = Callable[[Tensor], Tensor]
-
-
 class Head(Protocol):
     """Output head: [n, hidden] to logits [n, vocab_size]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-
-
-def make_linear(weights: LinearWeights) -> Linear | PackedLinear:
-    """Choose the fastest layer for these weights."""
-    if not _can_pack(weights.weight):
-        return Linear(weights.weight, weights.bias)
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weights.weight, None), weights.bias)
-
-
-def _can_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if weight.dtype == torch.bfloat16:
-        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return supported
-    return weight.dtype == torch.float32
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -139,7 +99,10 @@ class Attention:
     out: LinearLayer
     query_norm: Norm | None
     key_norm: Norm | None
-    cos_sin: Tensor | None  # this layer's rotary table; None where positions are learned vectors
+    norms_rows: bool  # the two norms are over all heads of a token together
+    cos_sin: Tensor | None  # this layer's rotary table; None where queries and keys do not turn
+    interleaved: bool  # adjacent dimensions turn together
+    query_factors: Tensor | None  # [positions] float32: rotated queries are multiplied by them
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -147,19 +110,20 @@ class Attention:
     sliding_window: int | None
     soft_cap: float | None
     sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
+    is_gated: bool = False  # each query has a gate behind it, of which the sigmoid multiplies the output
+    kv_scales: KvScales = NO_SCALES  # of a cache in float8
 
     def __call__(
         self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
     ) -> Tensor:
         # [num_tokens, hidden] -> [num_tokens, hidden]
-        heads = self.qkv(x).view(len(x), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if self.cos_sin is not None:
-            rotary(query, key, self.cos_sin, positions)
-        kv_write(key, cache.keys, attention.slot_mapping)
-        kv_write(value, cache.values, attention.slot_mapping)
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        gates = None
+        if self.is_gated:
+            gates, heads = self._without_gates(heads)
+        query = (self._prepare_at_once if heads.is_cuda and self._is_plain else self._prepare)(
+            heads, positions, cache, attention
+        )
         mixed = paged_attention(
             query,
             cache.keys,
@@ -169,8 +133,68 @@ class Attention:
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
             sinks=self.sinks,
+            key_scale=self.kv_scales.keys,
+            value_scale=self.kv_scales.values,
         )
-        return self.out(mixed.flatten(1))
+        return self.out((mixed if gates is None else mixed * gates.sigmoid()).flatten(1))
+
+    def _without_gates(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gates, one behind each query, and the heads without them."""
+        gated = heads[:, : 2 * self.num_heads].unflatten(1, (self.num_heads, 2))
+        return gated[:, :, 1], torch.cat((gated[:, :, 0], heads[:, 2 * self.num_heads :]), dim=1)
+
+    def _prepare(
+        self, heads: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
+    ) -> Tensor:
+        """Normalise and turn the heads, write keys and values into the cache, and return the queries."""
+        query: Tensor
+        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            if self.norms_rows:
+                query = self.query_norm(query.flatten(1)).unflatten(1, query.shape[1:])
+                key = self.key_norm(key.flatten(1)).unflatten(1, key.shape[1:])
+            else:
+                query, key = self.query_norm(query), self.key_norm(key)
+        if self.cos_sin is not None:
+            rotary(query, key, self.cos_sin, positions, interleaved=self.interleaved)
+        if self.query_factors is not None:
+            query = query * self.query_factors[positions].to(query.dtype)[:, None, None]
+        kv_write(key, cache.keys, attention.slot_mapping, self.kv_scales.keys)
+        kv_write(value, cache.values, attention.slot_mapping, self.kv_scales.values)
+        return query
+
+    @property
+    def _is_plain(self) -> bool:
+        """Tell whether one kernel can prepare the heads: it norms each head, and turns halves of one."""
+        if self.norms_rows or self.interleaved or self.query_factors is not None:
+            return False
+        return self.query_norm is None or not self.query_norm.config.centered
+
+    def _prepare_at_once(
+        self, heads: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
+    ) -> Tensor:
+        """Do as `_prepare` does, in one launch."""
+        norms = None
+        if self.query_norm is not None and self.key_norm is not None:
+            config = self.query_norm.config
+            norms = HeadNorms(
+                query_weight=self.query_norm.weight,
+                key_weight=self.key_norm.weight,
+                eps=config.eps,
+                weight_offset=config.weight_offset,
+            )
+        return qkv_prepare(
+            heads,
+            cache.keys,
+            cache.values,
+            attention.slot_mapping,
+            positions,
+            num_heads=self.num_heads,
+            norms=norms,
+            cos_sin=self.cos_sin,
+            key_scale=self.kv_scales.keys,
+            value_scale=self.kv_scales.values,
+        )
 
 
 @attrs.frozen(eq=False)
@@ -190,12 +214,14 @@ class FeedForward:
 class DecoderLayer:
     """Attention and feed-forward, each between a norm and the residual stream."""
 
-    attention_norm: Norm
-    attention: Attention
+    attention_norm: Norm | None
+    attention: Attention | LatentAttention | Mamba | DeltaNet
     post_attention_norm: Norm | None
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     mlp: FeedForward | MixtureOfExperts
     post_mlp_norm: Norm | None
+    parallel_block: bool  # the feed-forward block reads what attention reads
+    residual_scale: float  # what a block adds is multiplied by it
 
     def __call__(
         self,
@@ -206,15 +232,24 @@ class DecoderLayer:
         attention: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
         """Return what is yet to be added to the residual stream, and the stream; [num_tokens, hidden] each."""
-        x, residual = self.attention_norm.add(x, residual)
-        x = self.attention(x, positions, cache, attention)
-        if self.post_attention_norm is not None:
-            x = self.post_attention_norm(x)
-        x, residual = self.mlp_norm.add(x, residual)
-        x = self.mlp(x)
-        if self.post_mlp_norm is not None:
-            x = self.post_mlp_norm(x)
-        return x, residual
+        x, residual = _add(self.attention_norm, x, residual)
+        mixed = self._scaled(self.attention(x, positions, cache, attention), self.post_attention_norm)
+        if self.parallel_block:
+            return mixed + self._scaled(self.mlp(x), self.post_mlp_norm), residual
+        x, residual = _add(self.mlp_norm, mixed, residual)
+        return self._scaled(self.mlp(x), self.post_mlp_norm), residual
+
+    def _scaled(self, x: Tensor, norm: Norm | None) -> Tensor:
+        x = x if norm is None else norm(x)
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
+
+
+def _add(norm: Norm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Add `x` to the residual stream; return what a block reads, and the stream."""
+    if norm is not None:
+        return norm.add(x, residual)
+    total = x if residual is None else x + residual
+    return total, total
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -228,8 +263,24 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
     head: Head
+    logit_scale: float
     logit_soft_cap: float | None
     adapters: LayerAdapters | None = None
+
+    @property
+    def is_capturable(self) -> bool:
+        """True if its steps can be captured as a graph: on a GPU it waits for nothing and looks at no result."""
+        return all(
+            isinstance(layer.attention, Attention)
+            and (isinstance(layer.mlp, FeedForward) or layer.mlp.is_capturable)
+            for layer in self.layers
+        )
+
+    @property
+    def tile_lengths(self) -> tuple[int, ...]:
+        """Return numbers of tokens of steps that launch what `WARM_UP_STEPS` do not."""
+        mixtures = (layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureOfExperts))
+        return tuple(sorted({length for mixture in mixtures for length in mixture.tile_lengths}))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -263,14 +314,17 @@ class Decoder:
         if self.learned_positions is not None:
             x = x + functional.embedding(positions, self.learned_positions)
         residual: Tensor | None = None
+        attention = (batch.attention, *batch.further_attention)
         for layer, layer_cache in zip(self.layers, batch.cache, strict=True):
-            x, residual = layer(x, residual, positions, layer_cache, batch.attention)
+            x, residual = layer(x, residual, positions, layer_cache, attention[layer_cache.group])
         return x, residual
 
     def _logits(self, x: Tensor, rows: Tensor) -> Tensor:
         logits = self.head(x)
         if self.adapters is not None:
             self.adapters.add_to_logits(logits, x, rows)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         if self.logit_soft_cap is not None:
             logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
@@ -285,6 +339,7 @@ def build_decoder(
     *,
     max_model_len: int | None = None,
     adapters: LayerAdapters | None = None,
+    kv_format: KvFormat | None = None,
 ) -> Decoder:
     """Read the weights, tensor by tensor, into a decoder.
 
@@ -293,19 +348,20 @@ def build_decoder(
         weights: loaded by the plans of `config`.
         max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
         adapters: LoRA adapters that change its layers.
+        kv_format: of a KV cache in float8; None for one in the dtype of the weights.
     """
     facts = decoder_facts(config, weights, max_model_len)
     embedding = weights["embedding.weight"]
     learned_positions = weights.get("positions.weight")
     layers = tuple(
-        _build_layer(config, layer, f"layers.{index}.", weights, facts.rope_tables, adapters)
+        _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters)
         for index, layer in enumerate(config.layers)
     )
     stored_head = weights.get("head.weight")
     head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
     if adapters is not None:
         adapters.bank.add_layer("head", head.stored)
-    return Decoder(
+    decoder = Decoder(
         spec=facts.spec,
         embedding=embedding,
         embedding_scale=rounded_scale(config.embedding_scale, weights.dtype),
@@ -313,9 +369,23 @@ def build_decoder(
         layers=layers,
         final_norm=_build_norm(config, "final_norm", weights),
         head=head,
+        logit_scale=config.logit_scale,
         logit_soft_cap=config.logit_soft_cap,
         adapters=adapters,
     )
+    return decoder if kv_format is None else with_kv_format(decoder, kv_format)
+
+
+def with_kv_format(decoder: Decoder, kv_format: KvFormat) -> Decoder:
+    """Return a decoder of attention layers alone with a KV cache in float8."""
+
+    def scaled(index: int, layer: DecoderLayer) -> DecoderLayer:
+        assert isinstance(layer.attention, Attention), "the other kinds are refused"
+        attention = attrs.evolve(layer.attention, kv_scales=kv_format.of_layer(index))
+        return attrs.evolve(layer, attention=attention)
+
+    layers = tuple(scaled(index, layer) for index, layer in enumerate(decoder.layers))
+    return attrs.evolve(decoder, layers=layers, spec=attrs.evolve(decoder.spec, kv_dtype=kv_format.dtype))
 
 
 def _build_layer(
@@ -323,16 +393,46 @@ def _build_layer(
     layer: LayerConfig,
     prefix: str,
     weights: WeightReader,
-    tables: dict[Rope, Tensor],
+    facts: DecoderFacts,
     adapters: LayerAdapters | None,
 ) -> DecoderLayer:
+    return DecoderLayer(
+        attention_norm=_build_optional_norm(config, prefix + "attention_norm", weights),
+        attention=_build_attention(config, layer, prefix, weights, facts, adapters),
+        post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
+        mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
+        mlp=_build_mlp(config, layer, prefix, weights, adapters),
+        post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
+        parallel_block=config.parallel_block,
+        residual_scale=config.residual_scale,
+    )
+
+
+def _build_attention(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> Attention | LatentAttention | Mamba | DeltaNet:
+    if layer.latent is not None:
+        return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
+    if (recurrent := layer.recurrent) is not None:
+        eps, activation = config.norm.eps, _PLAIN[config.activation]
+        if isinstance(recurrent, MambaConfig):
+            return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+        return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
     sinks = weights.get(prefix + "sinks")
-    attention = Attention(
+    return Attention(
         qkv=_build_linear(prefix + "qkv", weights, adapters),
         out=_build_linear(prefix + "attention_out", weights, adapters),
         query_norm=_build_optional_norm(config, prefix + "query_norm", weights),
         key_norm=_build_optional_norm(config, prefix + "key_norm", weights),
-        cos_sin=None if layer.rope is None else tables[layer.rope],
+        norms_rows=config.qk_norm_of_rows,
+        cos_sin=None if layer.rope is None else facts.rope_tables[layer.rope],
+        interleaved=layer.rope is not None and layer.rope.interleaved,
+        query_factors=facts.query_factors,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -340,15 +440,44 @@ def _build_layer(
         sliding_window=layer.sliding_window,
         soft_cap=config.attention_soft_cap,
         sinks=None if sinks is None else sinks.float(),
+        is_gated=config.attention_gate,
     )
-    return DecoderLayer(
-        attention_norm=_build_norm(config, prefix + "attention_norm", weights),
-        attention=attention,
-        post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
-        mlp_norm=_build_norm(config, prefix + "mlp_norm", weights),
-        mlp=_build_mlp(config, layer, prefix, weights, adapters),
-        post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
+
+
+def _build_latent_attention(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    latent: LatentConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> LatentAttention:
+    assert layer.rope is not None, "a part of each head is rotated"
+    query_down = None
+    if latent.query_size is not None:
+        down = _build_linear(prefix + "query_down", weights)
+        norm = _build_norm(config, prefix + "query_down_norm", weights)
+        query_down = functools.partial(_normalized, norm, down)
+    key_up, value_up = split_latent_up(weights[prefix + "latent_up.weight"], config.num_heads, latent)
+    return LatentAttention(
+        query_down=query_down,
+        query_up=_build_linear(prefix + "query_up", weights),
+        latent_down=_build_linear(prefix + "latent_down", weights),
+        latent_norm=_build_norm(config, prefix + "latent_norm", weights),
+        key_up=key_up,
+        value_up=value_up,
+        out=_build_linear(prefix + "attention_out", weights, adapters),
+        cos_sin=facts.rope_tables[layer.rope],
+        interleaved=layer.rope.interleaved,
+        num_heads=config.num_heads,
+        scale=layer.attention_scale,
+        config=latent,
     )
+
+
+def _normalized(norm: Norm, down: LinearLayer, x: Tensor) -> Tensor:
+    return norm(down(x))
 
 
 def _build_mlp(
@@ -368,12 +497,30 @@ def _build_mlp(
         activation = functools.partial(_clamped_gate, layer.moe.gate)
     if layer.moe is None:
         return block("mlp", adapters)
-    experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
-    return MixtureOfExperts(_build_linear(prefix + "router", weights), experts, layer.moe)
+    names = [f"{prefix}experts.{expert}" for expert in range(layer.moe.num_experts)]
+    experts: tuple[FeedForward, ...] | GroupedExperts | None = read_experts(names, weights, activation)
+    if experts is None:
+        experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
+    shared = None if layer.moe.shared_size is None else block("shared")
+    has_gate = shared is not None and layer.moe.has_shared_gate
+    return MixtureOfExperts(
+        _build_router(layer.moe, prefix, weights),
+        experts,
+        shared,
+        _build_linear(prefix + "shared_gate", weights) if has_gate else None,
+    )
+
+
+def _build_router(moe: MoeConfig, prefix: str, weights: WeightReader) -> ExpertRouter:
+    if moe.routing is None:
+        return SoftmaxRouter(_build_linear(prefix + "router", weights), moe.experts_per_token, moe.normalize)
+    correction = weights.read_float32(prefix + "router_correction") if moe.routing.is_corrected else None
+    weight = weights.read_float32(prefix + "router.weight")
+    return GroupedRouter(weight, correction, moe.routing, moe.experts_per_token, moe.normalize)
 
 
 def _build_linear(name: str, weights: WeightReader, adapters: LayerAdapters | None = None) -> LinearLayer:
-    plain = make_linear(UNQUANTIZED.read(weights, name))
+    plain = read_linear(name, weights)
     if adapters is None:
         return plain
     adapters.bank.add_layer(name, plain.stored)
@@ -385,8 +532,7 @@ def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm
 
 
 def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm | None:
-    weight = weights.get(f"{name}.weight")
-    return None if weight is None else Norm(weight, None, config.norm)
+    return _build_norm(config, name, weights) if f"{name}.weight" in weights else None
 
 
 def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
@@ -426,67 +572,3 @@ def _clamped_gate(config: ClampedGate, gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=config.limit)
     return (up.clamp(-config.limit, config.limit) + 1) * (gate * torch.sigmoid(gate * config.alpha))
-
-
-@attrs.frozen(eq=False)
-class MixtureOfExperts:
-    """Mixture of experts: a router picks a few feed-forward blocks for each token; the output is their weighted sum.
-
-    Source: Mixtral of Experts, arXiv 2401.04088; Qwen3 technical report, arXiv 2505.09388; gpt-oss, arXiv 2508.10925.
-    """
-
-    router: Callable[[Tensor], Tensor]  # [num_tokens, hidden] to [num_tokens, num_experts]
-    experts: tuple[Callable[[Tensor], Tensor], ...]  # [any number of tokens, hidden] to the same
-    config: MoeConfig  # how many are picked, and whether their weights add up to one
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # [num_tokens, hidden] -> [num_tokens, hidden]
-        shares, chosen = self._route(x)
-        top_k = self.config.experts_per_token
-        by_expert = chosen.flatten().argsort(stable=True)  # [num_tokens * top_k] places, expert after expert
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        total = torch.zeros_like(x)
-        for expert, places in zip(self.experts, by_expert.split(counts), strict=True):
-            if len(places):
-                tokens = places // top_k
-                total.index_add_(0, tokens, expert(x[tokens]) * shares.flatten()[places, None])
-        return total
-
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the chosen experts' weights, dtype of `x`, and indices, each [num_tokens, experts_per_token]."""
-        probabilities = self.router(x).softmax(dim=-1, dtype=torch.float32)
-        shares, chosen = probabilities.topk(self.config.experts_per_token, dim=-1)
-        if self.config.normalize:
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        return shares.to(x.dtype), chosen
-
-
-@attrs.frozen(eq=False)
-class DecoderFacts:
-    """Facts that both native decoders derive from a config before they read a weight."""
-
-    spec: ModelSpec  # facts that the engine is built from
-    rope_tables: dict[Rope, Tensor]  # cosines and sines, one table for all layers that rotate alike
-
-
-def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: int | None) -> DecoderFacts:
-    """Derive the model's spec and rotary tables.
-
-    Args:
-        config: the model.
-        weights: give the dtype and the device.
-        max_model_len: longest sequence that will be asked for, tokens; bounds the tables.
-    """
-    num_positions = min(config.max_position, max_model_len or config.max_position)
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    spec = ModelSpec(
-        architecture=config.architecture,
-        backend="native",
-        vocab_size=config.vocab_size,
-        max_position=num_positions,
-        cache_layers=(LayerCacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
-        * len(config.layers),
-        dtype=weights.dtype,
-        hidden_size=config.hidden_size,
-    )
-    return DecoderFacts(spec, {rope: rope_table(rope, num_positions, weights.device) for rope in ropes})

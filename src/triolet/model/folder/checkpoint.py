@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +27,9 @@ _RAW_DTYPES = _DTYPES | {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+PART_BYTES = 32 * 2**20
+"""Bytes of a tensor that one thread reads at a time."""
+NUM_READERS = 4
 _LENGTH_BYTES = 8  # of the number that a file begins with: the length of its header
 
 
@@ -72,6 +77,25 @@ class Checkpoint:
             tensors |= stored
         return cls(tensors)
 
+    def unstacked(self, stacks: Collection[str]) -> Checkpoint:
+        """Return the checkpoint with a tensor `{name}.{index}.weight` for each index of the tensors `{name}.weight`.
+
+        Args:
+            stacks: endings of the names.
+        """
+        endings = tuple(f".{name}.weight" for name in stacks)
+        tensors: dict[str, StoredTensor] = {}
+        for name, stack in self.tensors.items():
+            if not endings or not name.endswith(endings) or len(stack.shape) < 2 or 0 in stack.shape:
+                tensors[name] = stack
+                continue
+            size = stack.num_bytes // stack.shape[0]
+            for index in range(stack.shape[0]):
+                tensors[f"{name.removesuffix('.weight')}.{index}.weight"] = attrs.evolve(
+                    stack, shape=stack.shape[1:], num_bytes=size, begin=stack.begin + index * size
+                )
+        return Checkpoint(tensors)
+
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype that a tensor is stored in.
 
@@ -113,14 +137,21 @@ class Checkpoint:
         """
         stored = self.tensors[name]
         tensor = torch.empty(stored.shape, dtype=self.dtype_of(name)) if out is None else out
-        left = memoryview((ctypes.c_char * stored.num_bytes).from_address(tensor.data_ptr()))
-        try:
+        into = memoryview((ctypes.c_char * stored.num_bytes).from_address(tensor.data_ptr()))
+
+        def read_part(first: int) -> None:
+            part = into[first : first + PART_BYTES]
             with stored.path.open("rb", buffering=0) as file:
-                file.seek(stored.begin)
-                while left:
-                    if not (count := file.readinto(left)):
-                        raise ModelFileError(stored.path, f"is truncated: it ends within tensor {name!r}")
-                    left = left[count:]
+                file.seek(stored.begin + first)
+                _fill(part, file, stored.path, name)
+
+        begins = range(0, stored.num_bytes, PART_BYTES)
+        try:
+            if len(begins) < 2:
+                read_part(0)
+            else:  # a disk, and the copy out of the page cache, are faster with several readers
+                with ThreadPoolExecutor(min(NUM_READERS, len(begins))) as readers:
+                    list(readers.map(read_part, begins))
         except OSError as error:
             raise _unreadable(stored.path, error) from error
         return tensor
@@ -151,11 +182,7 @@ class Checkpoint:
             with stored.path.open("rb", buffering=0) as file:
                 for row in range(num_rows):
                     file.seek(stored.begin + row * row_bytes + begin)
-                    left = into[row * part_bytes : (row + 1) * part_bytes]
-                    while left:
-                        if not (count := file.readinto(left)):
-                            raise ModelFileError(stored.path, f"is truncated: it ends within tensor {name!r}")
-                        left = left[count:]
+                    _fill(into[row * part_bytes : (row + 1) * part_bytes], file, stored.path, name)
         except OSError as error:
             raise _unreadable(stored.path, error) from error
         return num_rows * part_bytes
@@ -169,6 +196,13 @@ class Checkpoint:
 
     def map_blocks(self, name: str) -> None:
         """Return None: a plain tensor has no blocks."""
+
+
+def _fill(left: memoryview, file: FileIO, path: Path, name: str) -> None:
+    while left:
+        if not (count := file.readinto(left)):
+            raise ModelFileError(path, f"is truncated: it ends within tensor {name!r}")
+        left = left[count:]
 
 
 def _files_of(folder: Path) -> dict[Path, set[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +77,22 @@ def check_tensors(current: Checkpoint, new: Checkpoint) -> None:
     missing, unused = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
     if missing or unused or misshapen:
         raise WeightsMismatch(missing=missing, unused=unused, misshapen=misshapen)
+
+
+def new_updates_folder(parent: Path | None = None) -> Path:
+    """Make an empty folder for updated weights.
+
+    Args:
+        parent: folder that it is made in; None for that of temporary files.
+    Raises:
+        ModelFileError: it cannot be made.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix="triolet-weights-", dir=parent))
+    except OSError as error:
+        # It names no file where none of the folders for temporary files can be written.
+        where = error.filename or "the folder of temporary files"
+        raise ModelFileError(where, f"cannot be written: {error.strerror}") from error
 
 
 def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> None:

@@ -158,7 +158,7 @@ def gguf_checkpoint(
     sources: dict[str, GgufSource] = {}
     for name, tensor in tensors.items():
         stem, _, part = name.rpartition(".")
-        if stem.endswith("_exps") and len(tensor.shape) == 3:
+        if stem.endswith("_exps") and len(tensor.shape) == (2 if part == "bias" else 3):
             for expert in range(tensor.shape[0]):
                 sources[f"{stem}.{expert}.{part}"] = GgufSource(tensor, expert)
             continue

@@ -50,6 +50,7 @@ _NAMES = TensorNames(
     ),
 )
 _PHI3_NAMES = attrs.evolve(_NAMES, qkv=("attn_qkv",), mlp_in=("ffn_up",))
+_GPT_OSS_NAMES = attrs.evolve(_NAMES, mlp_norm="post_attention_norm", sinks="attn_sinks.weight")
 _GEMMA_NAMES = attrs.evolve(_NAMES, post_attention_norm="post_attention_norm", post_mlp_norm="post_ffw_norm")
 
 # Keys that would change what is computed, and that no family here honours.
@@ -210,6 +211,22 @@ def _gemma3(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(metadata: GgufMetadata) -> dict[str, Any]:
+    width = metadata.fields.integer(
+        "expert_feed_forward_length", metadata.fields.integer("feed_forward_length", 1)
+    )
+    rope = _rope_parameters(metadata, 150_000.0)
+    if rope["rope_type"] == "yarn":  # the model's own, which no key tells
+        rope["truncate"] = False
+    return {
+        "intermediate_size": width,
+        "num_local_experts": metadata.num_experts,
+        "num_experts_per_tok": metadata.required("expert_used_count"),
+        "sliding_window": metadata.fields.integer("attention.sliding_window", 128),
+        "rope_parameters": rope,
+    }
+
+
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture("LlamaForCausalLM", permutes_heads=True),
     "qwen2": _Architecture("Qwen2ForCausalLM"),
@@ -219,6 +236,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "gemma": _Architecture("GemmaForCausalLM", norm_offset=-1.0),
     "gemma2": _Architecture("Gemma2ForCausalLM", names=_GEMMA_NAMES, norm_offset=-1.0, more=_gemma2),
     "gemma3": _Architecture("Gemma3ForCausalLM", names=_GEMMA_NAMES, norm_offset=-1.0, more=_gemma3),
+    "gpt-oss": _Architecture("GptOssForCausalLM", names=_GPT_OSS_NAMES, more=_gpt_oss),
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
 """What `general.architecture` may be."""
@@ -393,7 +411,7 @@ def read_decoder_config(file: GgufFile, *, max_model_len: int | None = None) -> 
         # the converter writes a bias exactly where the model has one
         qkv_bias=f"blk.0.{architecture.names.qkv[0]}.bias" in file.tensors,
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        mlp_bias=not {"blk.0.ffn_down.bias", "blk.0.ffn_down_exps.bias"}.isdisjoint(file.tensors),
     )
 
 

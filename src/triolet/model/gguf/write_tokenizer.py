@@ -144,7 +144,7 @@ def written_tokenizer(
         adds_eos=adds_eos,
         adds_space=None,
         chat_template=tokenizer.template_source or None,
-        whole=tokenizer.tokenizer_json(),
+        whole=tokenizer.tokenizer_json().decode(),
     )
     for candidate in _named_forms(plain, spec):
         if _gives_the_same(candidate, tokenizer.backend, architecture):

@@ -162,7 +162,7 @@ def _stems(plans: Mapping[str, object]) -> set[str]:
 
 
 def _kind_of(library: ModuleType, name: str, shape: tuple[int, ...], kind: str, *, is_tied: bool) -> str:
-    if len(shape) == 1 or ".ffn_gate_inp." in name:
+    if len(shape) == 1 or name.endswith(".bias") or ".ffn_gate_inp." in name:
         return "F32"
     # Errors of the head change every token's distribution: 4 or 5 bits cost more there than they save.
     if kind in _COARSE and (name == "output.weight" or (is_tied and name == "token_embd.weight")):

@@ -45,11 +45,14 @@ class PrefixStore:
     """
 
     def __init__(self, cache: Sequence[LayerCache], files: BlockFiles | None, pool_bytes: int) -> None:
-        tensors = [tensor for layer in cache for tensor in (layer.keys, layer.values)]
-        self._block_size = tensors[0].shape[1] if tensors else 0
-        # Each [blocks, bytes of a block].
-        self._tensors = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
-        self._sizes = [tensor.shape[1] for tensor in self._tensors]
+        self._block_size = cache[0].tensors[0].shape[1] if cache else 0
+        # Of each layer in order: its cache group, and each tensor as [blocks, bytes of a block].
+        self._tensors = [
+            (layer.group, tensor.view(len(tensor), -1).view(torch.uint8))
+            for layer in cache
+            for tensor in layer.tensors
+        ]
+        self._sizes = [tensor.shape[1] for _, tensor in self._tensors]
         self._block_bytes = sum(self._sizes)
         self._files = files
         self._pool: OrderedDict[bytes, bytearray] = OrderedDict()
@@ -79,7 +82,7 @@ class PrefixStore:
         """
         self.save(plan.saves)  # first: the blocks may be those of other rows by now
         # Told before anything is written: pages beyond the highest block are given back to the system when it is idle.
-        rows.highest_block_id = max([rows.highest_block_id, *(load.block_id for load in plan.loads)])
+        rows.highest_block_id = max([rows.highest_block_id, *(max(load.block_ids) for load in plan.loads)])
         if pages is not None:
             pages.reach(rows.highest_block_id)
         rest, whole = self.load_into(plan)
@@ -110,28 +113,28 @@ class PrefixStore:
     def save(self, saves: Iterable[BlockSave]) -> None:
         """Copy blocks out of the KV cache; those that are stored already are not."""
         new = {
-            save.key: save.block_id
+            save.key: save.block_ids
             for save in saves
             if not (self._files is not None and self._files.has(save.key)) and save.key not in self._pool
         }
         if not new:
             return
-        for used_ns, (key, block_id) in zip(times_of_use(), new.items(), strict=False):
+        for used_ns, (key, block_ids) in zip(times_of_use(), new.items(), strict=False):
             try:
                 content = bytearray(self._block_bytes)
             except MemoryError:  # it is computed again when it is needed
                 self._num_without_memory += 1
                 continue
-            for part, block in self._parts(content, block_id):
+            for part, block in self._parts(content, block_ids):
                 part.copy_(block)
             self._keep(key, content)
             if self._files is not None:
                 self._files.write(key, content, used_ns)
 
-    def _parts(self, content: bytearray, block_id: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, content: bytearray, block_ids: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Pair the parts of a block's content with the tensors of the KV cache that they are of; both are views."""
         parts = torch.frombuffer(content, dtype=torch.uint8).split(self._sizes)
-        return zip(parts, [tensor[block_id] for tensor in self._tensors], strict=True)
+        return zip(parts, [tensor[block_ids[group]] for group, tensor in self._tensors], strict=True)
 
     def _keep(self, key: bytes, content: bytearray) -> None:
         self._pool[key] = content
@@ -154,7 +157,7 @@ class PrefixStore:
             for load in blocks:
                 if (content := self._content(load.key)) is None:
                     break
-                for part, block in self._parts(content, load.block_id):
+                for part, block in self._parts(content, load.block_ids):
                     block.copy_(part)
                 num_tokens[row_id] += self._block_size
                 read.append(load.key)

@@ -59,7 +59,13 @@ class Part:
             refuse(f"a divisor of this model's vocabulary, {config.vocab_size} tokens")
         if len(config.names.qkv) != 3 or len(config.names.mlp_in) != (2 if config.gated else 1):
             refuse(f"1 for {config.architecture}, whose projections lie joined in its files")
-        if config.names.transposed or config.names.sinks or any(layer.moe for layer in config.layers):
+        is_unlike_llama = config.parallel_block or config.qk_norm_of_rows or not config.names.attention_norm
+        has_extras = (
+            config.names.transposed
+            or config.names.sinks
+            or any(layer.moe or layer.latent or layer.recurrent for layer in config.layers)
+        )
+        if is_unlike_llama or has_extras:
             refuse(f"1 for {config.architecture}: only dense decoders like Llama's are cut")
 
     def config(self, config: DecoderConfig) -> DecoderConfig:

@@ -8,17 +8,16 @@ import attrs
 from torch import Tensor
 
 from triolet.model.architectures.decoder_config import DecoderConfig
+from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader
+from triolet.model.backends.layers.linear import Linear, PackedLinear, make_linear
 from triolet.model.backends.quant_method import LinearWeights
 from triolet.model.backends.torch_decoder import (
     Decoder,
     DecoderLayer,
     FeedForward,
     Head,
-    Linear,
-    PackedLinear,
     build_decoder,
-    make_linear,
 )
 from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.parallel.group import Group
@@ -83,7 +82,11 @@ class RankDecoder:
 
 
 def build_part(
-    config: DecoderConfig, weights: WeightReader, group: Group, max_model_len: int | None
+    config: DecoderConfig,
+    weights: WeightReader,
+    group: Group,
+    max_model_len: int | None,
+    kv_format: KvFormat | None = None,
 ) -> RankDecoder:
     """Build the decoder of one rank.
 
@@ -92,8 +95,9 @@ def build_part(
         weights: of this rank's part.
         group: whose members add up and gather.
         max_model_len: longest sequence that will be asked for, tokens.
+        kv_format: of a KV cache in float8; None for one in the dtype of the weights.
     """
-    whole = build_decoder(config, weights, max_model_len=max_model_len)
+    whole = build_decoder(config, weights, max_model_len=max_model_len, kv_format=kv_format)
     head: Head = whole.head
     if "head.weight" not in weights:  # tied: the embedding is whole on every rank
         begin, end = group.part.span(len(whole.embedding))

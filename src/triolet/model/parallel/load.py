@@ -6,6 +6,7 @@ import torch
 
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.model.architectures.decoder_config import DecoderConfig
+from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader, check_fit, plan_tensors
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.parallel.cuts import PartCheckpoint, cut_plans
@@ -21,6 +22,7 @@ def load_part(
     max_model_len: int | None,
     on_progress: OnProgress | None,
     group: Group,
+    kv_format: KvFormat | None = None,
 ) -> RankDecoder:
     """Read a rank's part of a model, and no other bytes of its files.
 
@@ -40,4 +42,4 @@ def load_part(
 
     source = PartCheckpoint(stored, cuts)
     reader = WeightReader(source, cut_plans(plans, cuts), dtype, torch.device(device), report)
-    return build_part(part.config(parsed), reader, group, max_model_len)
+    return build_part(part.config(parsed), reader, group, max_model_len, kv_format)

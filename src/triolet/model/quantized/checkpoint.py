@@ -12,6 +12,7 @@ from torch import Tensor
 
 from triolet.errors import UnsupportedModel
 from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
+from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized.formats import FORMATS, Module, QuantizedFormat, QuantizedLayer
@@ -62,6 +63,20 @@ class QuantizedCheckpoint:
         assert layer.blocks is not None
         self.kept.add(name)
         return layer.blocks.rows({part: self._stored.read_raw(full) for part, full in layer.parts.items()})
+
+    def is_packed(self, name: str) -> bool:
+        """Tell whether the GPU kernels can multiply with a tensor as it is stored."""
+        layer = self._layers.get(name)
+        return layer is not None and layer.packed is not None
+
+    def read_packed(self, name: str) -> PackedWeight:
+        """Read a tensor that `is_packed` as it is stored; errors are those of `read`."""
+        layer = self._layers[name]
+        assert layer.packed is not None
+        self.kept.add(name)
+        weight = layer.packed({part: self._stored.read_raw(full) for part, full in layer.parts.items()})
+        weight.check()
+        return weight
 
     def map_blocks(self, name: str) -> None:
         """Return None: these files do not have an output's weights in one place."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from triolet.errors import UnsupportedModel
 from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, i8_format, i8_rows, u4_format, u4_rows
+from triolet.kernels.linear.weight_only import PackedWeight, byte_weight
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
@@ -25,6 +26,7 @@ from triolet.model.quantized.dequantize import GroupedIntegers
 Parts = Mapping[str, Tensor]
 """Tensors of one layer, by their names after the module's, such as `qweight`."""
 
+BYTES_OF_WORD = 4
 FLOATS = ("F64", "F32", "F16", "BF16")
 MAX_JSON_BYTES = 65_536  # of bitsandbytes' description of one tensor, which has some 200
 
@@ -37,6 +39,7 @@ class QuantizedLayer:
     parts: Mapping[str, str]  # names of its tensors, by the name after the module's
     dequantize: Callable[[Parts], Tensor]  # returns the weight, float32
     blocks: BlockLayout | None = None  # how the CPU kernels can keep it
+    packed: Callable[[Parts], PackedWeight] | None = None  # as the GPU kernels can keep it
 
 
 @attrs.frozen(eq=False)
@@ -97,6 +100,7 @@ class Module:
         parts: tuple[str, ...],
         formula: Callable[[Parts], Tensor],
         blocks: BlockLayout | None = None,
+        packed: Callable[[Parts], PackedWeight] | None = None,
     ) -> QuantizedLayer:
         """Return a layer of these tensors."""
         return QuantizedLayer(
@@ -104,6 +108,7 @@ class Module:
             parts={part: self.full(part) for part in parts},
             dequantize=formula,
             blocks=blocks,
+            packed=packed,
         )
 
     def has_ordered_groups(self, part: str, size: int) -> bool:
@@ -199,9 +204,27 @@ class Gptq:
             return integers(parts).dequantize(groups)
 
         names = ("qweight", "qzeros", "scales", *(("g_idx",) if has_index else ()))
-        is_known = self.bits == 4 and module.has_ordered_groups("g_idx", size)
-        blocks = _u4_blocks(integers, num_in, num_groups, size) if is_known else None
-        return module.layer((num_out, num_in), names, formula, blocks)
+        is_ordered = module.has_ordered_groups("g_idx", size)
+        blocks = _u4_blocks(integers, num_in, num_groups, size) if self.bits == 4 and is_ordered else None
+
+        def stored(parts: Parts) -> PackedWeight:
+            order = None if is_ordered else parts["g_idx"]
+            if order is not None:
+                _check_index(module, order, num_groups)
+            return PackedWeight(
+                bits=self.bits,
+                num_in=num_in,
+                num_out=num_out,
+                group_size=size,
+                words=parts["qweight"],
+                zeros=parts["qzeros"],
+                scales=parts["scales"],
+                order=order,
+                stored_minus_one=self.stored_minus_one,
+            )
+
+        has_kernel = self.bits in (4, 8) and num_out * self.bits % dequantize.WORD_BITS == 0
+        return module.layer((num_out, num_in), names, formula, blocks, stored if has_kernel else None)
 
 
 @attrs.frozen
@@ -242,6 +265,16 @@ class Awq:
             # The last group may be a shorter one.
             lambda parts: integers(parts).dequantize(torch.arange(num_in) // size),
             _u4_blocks(integers, num_in, num_groups, size),
+            lambda parts: PackedWeight(
+                bits=4,
+                num_in=num_in,
+                num_out=num_out,
+                group_size=size,
+                words=parts["qweight"],
+                zeros=parts["qzeros"],
+                scales=parts["scales"],
+                packs_outputs=True,
+            ),
         )
 
 
@@ -320,12 +353,29 @@ class CompressedTensors:
 
         is_symmetric = module.find("weight_zero_point") is None
         size, blocks = num_in // num_groups, None
-        if module.has_ordered_groups("weight_g_idx", size):
+        is_ordered = module.has_ordered_groups("weight_g_idx", size)
+
+        def stored(parts: Parts) -> PackedWeight:
+            order, zeros = None if is_ordered else parts["weight_g_idx"], parts.get("weight_zero_point")
+            if order is not None:
+                _check_index(module, order, num_groups, "weight_g_idx")
+            return PackedWeight(
+                bits=bits,
+                num_in=num_in,
+                num_out=num_out,
+                group_size=size,
+                words=parts["weight_packed"].T,
+                zeros=None if zeros is None else zeros.T,
+                scales=parts["weight_scale"].T,
+                order=order,
+            )
+
+        if is_ordered:
             if bits == 4:
                 blocks = _u4_blocks(integers, num_in, num_groups, size)
             elif is_symmetric:
                 blocks = BlockLayout(i8_format(size), lambda parts: _i8_rows(integers(parts)))
-        return module.layer((num_out, num_in), tuple(names), formula, blocks)
+        return module.layer((num_out, num_in), tuple(names), formula, blocks, stored)
 
 
 @attrs.frozen
@@ -457,6 +507,9 @@ def scaled_layer(module: Module, scale_part: str, block: tuple[int, int] | None)
             i8_format(chosen[1]), lambda parts: i8_rows(parts["weight"], parts[scale_part].reshape(sizes))
         )
         if is_kept
+        else None,
+        (lambda parts: byte_weight(parts["weight"], parts[scale_part].reshape(sizes), chosen))
+        if num_in % BYTES_OF_WORD == 0
         else None,
     )
 

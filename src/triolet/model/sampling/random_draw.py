@@ -79,7 +79,6 @@ class GpuDraws:
     """Sampling parameters of some rows, as the kernels on a GPU read them step after step."""
 
     columns: dict[str, Tensor]  # [num_rows] each, by the names of `draw_triton`'s arguments
-    is_limited: bool  # whether a row has a top_k or top_p
 
     @classmethod
     def of(
@@ -94,10 +93,7 @@ class GpuDraws:
             "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float64),
             "answers": answers,
         }
-        return cls(
-            {name: column.to(device) for name, column in columns.items()},
-            any(is_limited(p, vocab_size) for p in params),
-        )
+        return cls({name: column.to(device) for name, column in columns.items()})
 
     def draw(self, logits: Tensor, max_logits: Tensor, positions: Sequence[int]) -> Tensor:
         """Draw a token per row; the logits are not changed, and the host waits for nothing."""
@@ -111,9 +107,73 @@ class GpuDraws:
             max_logits,
             **self.columns,
             positions=at,
-            is_limited=self.is_limited,
             tolerance=TOP_P_TOLERANCE,
         )
+
+
+def draw_columns(
+    logits: Tensor,
+    max_logits: Tensor,
+    *,
+    temperature: Tensor,
+    log_min_p: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    answers: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Draw a token per row with parameters that are on the device; see `draw_triton`."""
+    draw = draw_on_gpu if logits.is_cuda else draw_columns_in_torch
+    return draw(
+        logits, max_logits, temperature=temperature, log_min_p=log_min_p, top_k=top_k, top_p=top_p,
+        answers=answers, positions=positions,
+    )  # fmt: skip
+
+
+def draw_on_gpu(logits: Tensor, max_logits: Tensor, **columns: Tensor) -> Tensor:
+    """`draw_columns` in Triton: the same launches for all parameters."""
+    from triolet.kernels.random_draw import draw_triton
+
+    return draw_triton(logits, max_logits, **columns, tolerance=TOP_P_TOLERANCE)
+
+
+def draw_columns_in_torch(
+    logits: Tensor,
+    max_logits: Tensor,
+    *,
+    temperature: Tensor,
+    log_min_p: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    answers: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """`draw_columns` in torch."""
+    tokens = torch.zeros_like(positions)
+    vocab_size = logits.shape[1]
+    limited = (top_k < vocab_size) | (top_p < 1.0)
+    for rows in ((temperature > 0) & ~limited, (temperature > 0) & limited):
+        if not len(places := rows.nonzero()[:, 0]):
+            continue
+        scaled = logits[places] / temperature[places, None]
+        largest = max_logits[places, None] / temperature[places, None]
+        scaled.masked_fill_(scaled < largest + log_min_p[places, None], NEVER)
+        streams = position_streams(answers[places], positions[places])
+        if limited[places[0]]:
+            k, p = top_k[places, None], top_p[places, None]
+            has_k = k < vocab_size
+            limits = TopKTopP(
+                top_k=k,
+                top_p=torch.where(p < 1.0, p, NO_TOP_P),
+                max_top_k=int(torch.where(has_k, k, 0).max()),
+                needs_totals=not bool(has_k.all()),
+            )
+            tokens[places] = draw_within(limits, scaled, largest, streams)
+        else:
+            token_ids = torch.arange(vocab_size)
+            weights = (scaled - largest).exp() / exponential_noise(streams, token_ids)
+            tokens[places] = weights.argmax(dim=1)
+    return tokens
 
 
 def make_gpu_draws(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from triolet.core.chat_template import ChatTemplate
 from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
@@ -99,11 +101,29 @@ class TextTokenizer:
     template_tokens: Mapping[str, str] = attrs.field(factory=dict)
     # What keeps special tokens out of prompts that only users' texts would bring there; None to let them.
     special_texts: SpecialTexts | None = None
+    # Of tokenizer.json, UTF-8. It is written out when the tokenizer is loaded: that holds the GIL for a tenth of a
+    # second if the vocabulary is large, and the first grammar would stop all streams for it.
+    _json: bytes = attrs.field(repr=False)
     _pieces: Mapping[bool, Piece] = attrs.field(init=False)
+    # Text of a short chat in which the template's switch of reasoning is on; empty without such a switch.
+    thinking_prompt: str = attrs.field(init=False, repr=False)
+
+    @_json.default
+    def _make_json(self) -> bytes:
+        return _written_out(self.backend)
 
     @_pieces.default
     def _make_pieces(self) -> Mapping[bool, Piece]:
         return {skips: token_pieces(self.backend, skip_special_tokens=skips) for skips in (False, True)}
+
+    @thinking_prompt.default
+    def _make_thinking_prompt(self) -> str:
+        if (switch := thinking_switch_among(self.template_variables)) is None:
+            return ""
+        hello = [{"role": "user", "content": "Hello!"}]
+        with suppress(ChatTemplateError):
+            return self.render(ChatPrompt(messages=hello, chat_template_kwargs={switch: True}))
+        return ""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a text, with or without the special tokens that the model wants around a prompt."""
@@ -216,9 +236,12 @@ class TextTokenizer:
     def template_source(self) -> str:
         return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
 
-    def tokenizer_json(self) -> str:
-        text: str = self.backend.to_str()
-        return text
+    @property
+    def template_variables(self) -> frozenset[str]:
+        return self.chat_template.variables if isinstance(self.chat_template, ChatTemplate) else frozenset()
+
+    def tokenizer_json(self) -> bytes:
+        return self._json
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ids that would write each word, at a beginning and after a space.
@@ -300,15 +323,21 @@ def load_tokenizer(
 
 
 def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
-    backend = _load_backend(folder, trust_remote_code=trust_remote_code)
-    if backend is None:
+    content = b""
+    backend: tokenizers.Tokenizer | None
+    if (file := folder / "tokenizer.json").is_file():
+        backend, content = _read_backend(file)
+    elif (backend := _convert(folder, trust_remote_code)) is None:
         return None
     # Some folders save these settings of their training; a prompt is never cut or padded.
-    backend.no_truncation()
-    backend.no_padding()
+    if not content or backend.truncation is not None or backend.padding is not None:
+        backend.no_truncation()
+        backend.no_padding()
+        content = _written_out(backend)
     settings = _read_json(folder / "tokenizer_config.json")
     template_tokens = _template_tokens(settings)
-    return TextTokenizer(backend, _load_chat_template(folder, settings, template_tokens), template_tokens)
+    template = _load_chat_template(folder, settings, template_tokens)
+    return TextTokenizer(backend, template, template_tokens, json=content)
 
 
 def _load_gguf_tokenizer(path: Path) -> TextTokenizer | None:
@@ -323,13 +352,24 @@ def _load_gguf_tokenizer(path: Path) -> TextTokenizer | None:
     return TextTokenizer(read.backend, template, read.template_tokens)
 
 
-def _load_backend(folder: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise ModelFileError(path, f"is not a tokenizer: {error}") from error
+def _written_out(backend: tokenizers.Tokenizer) -> bytes:
+    """Return the JSON of a tokenizer; empty if parts of it are Python code, with which no grammar works."""
+    try:
+        text: str = backend.to_str()
+    except Exception:  # the library raises nothing more special
+        return b""
+    return text.encode()
+
+
+def _read_backend(file: Path) -> tuple[tokenizers.Tokenizer, bytes]:
+    try:
+        content = file.read_bytes()
+        return tokenizers.Tokenizer.from_buffer(content), content
+    except Exception as error:
+        raise ModelFileError(file, f"is not a tokenizer: {error}") from error
+
+
+def _convert(folder: Path, trust_remote_code: bool) -> tokenizers.Tokenizer | None:
     if not any((folder / name).is_file() for name in SLOW_TOKENIZER_FILES):
         return None
     # Late: importing transformers takes seconds, and few folders need it.

@@ -1,0 +1,69 @@
+// Linear layers with weights in the blocks of a quantised checkpoint, multiplied as integers: with activations rounded
+// to int8 with a scale for every GROUP inputs, or with bfloat16 activations where an instruction takes pairs of them.
+// Their products replace the float32 products of gemm/blocks.h.
+//
+// With int8, sums of a group are exact in integers, with zero points. With bfloat16, integers of up to 8 bits are exact,
+// products with them are, too, and their sums are float32. A group's sum is multiplied by its scale once. Groups are
+// added in float32 in order, so that a row's result does not depend on the other rows. Weights are not rounded a second
+// time.
+//
+// A panel is stored block after block, in as many bytes as that of gemm/blocks.h: scales of all its columns, then words
+// of four inputs of each column. Of weights with four to six bits, a word's lower nibbles are four inputs and its upper
+// ones the next four; their fifth and sixth bits are in words of their own. Few rows are multiplied with the panel as it
+// is; for more, a part of it at a time is unpacked into the L1 cache.
+
+#pragma once
+
+#include "gemm/blocks.h"
+#include "gemm/int8.h"
+
+// Rows of bfloat16. Of every four numbers the second and the third are exchanged, as the words of blocks are unpacked in
+// this order.
+struct Bf16Rows {
+  BFloat16* numbers;  // [rows, num_in]
+  float* group_sums;  // [rows, num_in / GROUP]
+
+  Bf16Rows from(ptrdiff_t row, const Linear& linear) const {
+    return {numbers + row * linear.num_in, group_sums + row * (linear.num_in / GROUP)};
+  }
+  void put(const BFloat16* from, int row, int num_in) const {
+    BFloat16* to = numbers + static_cast<ptrdiff_t>(row) * num_in;
+    for (int i = 0; i < num_in; i += 4) {
+      to[i] = from[i], to[i + 1] = from[i + 2], to[i + 2] = from[i + 1], to[i + 3] = from[i + 3];
+    }
+    for (int group = 0; group < num_in / GROUP; ++group) {
+      Floats sums = {};
+      for (int i = 0; i < GROUP; i += LANES) sums += load(from + group * GROUP + i);
+      group_sums[static_cast<ptrdiff_t>(row) * (num_in / GROUP) + group] = sum_lanes(sums);
+    }
+  }
+};
+
+// sums = one row times a panel, or (`is_pair`) times two panels of the same format.
+void dot_block_row(const BlockPanel* panels, bool is_pair, const Int8Rows& x, int row, int num_in, float* sums);
+void dot_block_row(const BlockPanel* panels, bool is_pair, const Bf16Rows& x, int row, int num_in, float* sums);
+
+// sums[rows][TILE_COLUMNS] = rows from `row` on, at most ROW_BLOCK, times a panel.
+void dot_block_rows(const BlockPanel& panel, const Int8Rows& x, int row, int num_in, int rows, float* sums);
+void dot_block_rows(const BlockPanel& panel, const Bf16Rows& x, int row, int num_in, int rows, float* sums);
+
+// The same as multiply_block_panels, with such rows.
+template <class Rows, class Use>
+INLINE void dot_block_panels(const Linear& linear, int panel, int count, const Rows& x, int num_rows, Use use) {
+  alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
+  const int num_in = linear.num_in;
+  const BlockPanel* panels = linear.panels + panel;
+  const bool is_pair =
+      num_rows == 1 && count == 2 && panels[0].format == panels[1].format && panels[0].inputs == panels[1].inputs;
+  if (is_pair) dot_block_row(panels, true, x, 0, num_in, sums);
+  for (int i = 0; i < count; ++i)
+    for (int block = 0; block < num_rows; block += ROW_BLOCK) {
+      const int rows = std::min(ROW_BLOCK, num_rows - block);
+      if (num_rows == 1 && !is_pair)
+        dot_block_row(panels + i, false, x, 0, num_in, sums);
+      else if (!is_pair)
+        dot_block_rows(panels[i], x, block, num_in, rows, sums);
+      use_rows(linear, panel + i, block, rows, is_pair ? sums + i * TILE_COLUMNS : sums,
+               [&](int row, const float* results) { use(panel + i, row, results); });
+    }
+}

@@ -1,0 +1,366 @@
+"""From config.json to `DecoderConfig`: dense families, Llama or GPT-2 but for norms, biases or positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    LayerConfig,
+    NormConfig,
+    QueryGrowth,
+    TensorNames,
+)
+from triolet.model.architectures.family_common import (
+    FULL,
+    QWEN,
+    SLIDING,
+    Defaults,
+    activation_of,
+    base_config,
+    full_every,
+    layer_types,
+    rope_of,
+    rope_parameters_by_kind,
+    rope_parameters_of,
+    unsupported,
+    window_in_use,
+    with_attention_bias,
+    with_layers,
+    with_window,
+    with_windows,
+)
+from triolet.model.architectures.rope import rope_type
+from triolet.model.folder.json_fields import Fields
+
+
+def llama(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Llama."""
+    return _with_biases(fields, base_config(fields, Defaults(), max_model_len))
+
+
+def _with_biases(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    return attrs.evolve(with_attention_bias(fields, config), mlp_bias=fields.flag("mlp_bias", False))
+
+
+def mistral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Mistral: Llama with a window in every layer."""
+    defaults = Defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)
+    return with_window(
+        base_config(fields, defaults, max_model_len), fields.optional_integer("sliding_window", 4096)
+    )
+
+
+def _qwen_windows(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    window = window_in_use(fields)
+    first_sliding = fields.integer("max_window_layers", 28, minimum=0) if window else len(config.layers)
+    pattern = [SLIDING if index >= first_sliding else FULL for index in range(len(config.layers))]
+    return with_windows(config, layer_types(fields, pattern), window)
+
+
+def qwen2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Qwen 2: Llama with biases in front of attention, and windows in the later layers."""
+    return attrs.evolve(_qwen_windows(fields, base_config(fields, QWEN, max_model_len)), qkv_bias=True)
+
+
+def qwen3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Qwen 3: Qwen 2 with norms of queries and keys."""
+    base = base_config(fields, attrs.evolve(QWEN, head_dim=128), max_model_len)
+    return attrs.evolve(with_attention_bias(fields, _qwen_windows(fields, base)), qk_norm=True)
+
+
+def phi3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Phi-3: Llama with fused projections and LongRoPE."""
+    defaults = Defaults(
+        vocab_size=32064,
+        hidden_size=3072,
+        intermediate_size=8192,
+        max_position_embeddings=4096,
+        original_max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        has_partial_rotary=True,
+    )
+    parameters = rope_parameters_of(fields)
+    if rope_type(parameters) == "yarn":  # what early Phi-3 configs call LongRoPE
+        parameters = attrs.evolve(parameters, values={**parameters.values, "rope_type": "longrope"})
+    base = base_config(fields, defaults, max_model_len, parameters)
+    names = TensorNames(qkv=("self_attn.qkv_proj",), mlp_in=("mlp.gate_up_proj",))
+    return attrs.evolve(with_window(base, fields.optional_integer("sliding_window")), names=names)
+
+
+def granite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Granite: Llama with a multiplier at each place where numbers may grow."""
+    return _with_biases(
+        fields, with_granite_multipliers(fields, base_config(fields, Defaults(), max_model_len))
+    )
+
+
+def with_granite_multipliers(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Read the multipliers of a Granite, dense or with experts."""
+    scale = fields.number("attention_multiplier", 1.0)
+    return attrs.evolve(
+        with_layers(config, [{"attention_scale": scale}] * len(config.layers)),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logit_scale=1.0 / _positive(fields, "logits_scaling", 1.0),
+    )
+
+
+def smollm3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a SmolLM 3: Llama with layers that do not encode positions."""
+    defaults = Defaults(
+        vocab_size=128_256,
+        hidden_size=2048,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=32768,
+        rope_theta=2_000_000.0,
+        tie_word_embeddings=True,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    count = len(config.layers)
+    every = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.integers("no_rope_layers") or tuple(int((i + 1) % every != 0) for i in range(count))
+    if len(rotates) != count or not set(rotates) <= {0, 1}:
+        raise fields.wrong("no_rope_layers", f"{count} times 0 or 1")
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
+    kinds = layer_types(fields, [FULL if window is None or rotates[i] else SLIDING for i in range(count)])
+    changes: list[dict[str, Any]] = [
+        {"sliding_window": window if kind == SLIDING else None, **({} if turns else {"rope": None})}
+        for kind, turns in zip(kinds, rotates, strict=True)
+    ]
+    return _with_biases(fields, with_layers(config, changes))
+
+
+_POST_NORM_NAMES = TensorNames(
+    attention_norm="",
+    mlp_norm="",
+    post_attention_norm="post_attention_layernorm",
+    post_mlp_norm="post_feedforward_layernorm",
+)
+_OLMO2 = Defaults(vocab_size=50304, rms_norm_eps=1e-5)
+
+
+def olmo2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an OLMo 2: blocks are normalised after they were computed, queries and keys over all heads."""
+    return _olmo(fields, base_config(fields, _OLMO2, max_model_len))
+
+
+def _olmo(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    return attrs.evolve(
+        with_attention_bias(fields, config), names=_POST_NORM_NAMES, qk_norm=True, qk_norm_of_rows=True
+    )
+
+
+def olmo3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an OLMo 3: OLMo 2 with windows, in whose layers the rotary encoding is never scaled."""
+    defaults = attrs.evolve(_OLMO2, rope_theta=500_000.0)
+    globally, locally = rope_parameters_by_kind(fields)
+    config = base_config(fields, defaults, max_model_len, globally)
+    # transformers gives the config's own rope_theta to the layers without a window only
+    locally = attrs.evolve(locally, values={"rope_theta": defaults.rope_theta, **locally.values})
+    local_rope, _ = rope_of(fields, locally, defaults, config.head_dim, max_model_len)
+    pattern = [SLIDING if (index + 1) % 4 else FULL for index in range(len(config.layers))]
+    sliding = {"sliding_window": fields.optional_integer("sliding_window", 4096), "rope": local_rope}
+    kinds = layer_types(fields, pattern)
+    return _olmo(fields, with_layers(config, [sliding if kind == SLIDING else {} for kind in kinds]))
+
+
+def exaone4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an EXAONE 4: norms behind the blocks, and layers without a window that do not encode positions."""
+    defaults = Defaults(vocab_size=102_400, intermediate_size=16384, rms_norm_eps=1e-5)
+    config = base_config(fields, defaults, max_model_len)
+    window = fields.optional_integer("sliding_window", 4096)
+    pattern = [FULL] * len(config.layers)
+    if window is not None and not fields.texts("layer_types"):
+        pattern = full_every(fields, "sliding_window_pattern", 4, len(config.layers))
+    kinds = layer_types(fields, pattern)
+    if window is not None:
+        whole: dict[str, Any] = {"rope": None}
+        config = with_layers(
+            config, [{"sliding_window": window} if kind == SLIDING else whole for kind in kinds]
+        )
+    return attrs.evolve(config, names=_POST_NORM_NAMES, qk_norm=True)
+
+
+def cohere2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Command R7B: both blocks of a layer read the same norm, and only windows encode positions."""
+    defaults = Defaults(
+        vocab_size=256_000,
+        hidden_size=8192,
+        intermediate_size=22528,
+        num_hidden_layers=40,
+        num_attention_heads=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        interleaved_rotary=True,
+    )
+    # transformers computes head_dim, whatever the file says
+    plain = attrs.evolve(
+        fields, values={name: value for name, value in fields.values.items() if name != "head_dim"}
+    )
+    config = base_config(plain, defaults, max_model_len)
+    pattern = full_every(fields, "sliding_window_pattern", 4, len(config.layers))
+    window = fields.optional_integer("sliding_window", 4096)
+    kinds = layer_types(fields, pattern)
+    slides = [kind == SLIDING and window is not None for kind in kinds]
+    config = with_layers(config, [{"sliding_window": window} if each else {"rope": None} for each in slides])
+    return attrs.evolve(
+        with_attention_bias(fields, config),
+        norm=NormConfig(eps=fields.number("layer_norm_eps", 1e-5), centered=True, biased=False),
+        names=TensorNames(mlp_norm=""),
+        parallel_block=True,
+        logit_scale=_positive(fields, "logit_scale", 0.0625),
+    )
+
+
+_GLM = Defaults(
+    vocab_size=151_552,
+    intermediate_size=13696,
+    num_hidden_layers=40,
+    num_key_value_heads=2,
+    head_dim=128,
+    max_position_embeddings=131_072,
+    rms_norm_eps=1.5625e-7,
+    has_partial_rotary=True,
+    partial_rotary_factor=0.5,
+    interleaved_rotary=True,
+)
+_GLM_NAMES = TensorNames(mlp_in=("mlp.gate_up_proj",))
+
+
+def glm(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a GLM: half of each head turns, adjacent dimensions together."""
+    config = base_config(fields, _GLM, max_model_len)
+    return attrs.evolve(config, names=_GLM_NAMES, qkv_bias=fields.flag("attention_bias", True))
+
+
+def glm4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a GLM 4: GLM with norms behind the blocks, too."""
+    names = attrs.evolve(
+        _GLM_NAMES, post_attention_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm"
+    )
+    return attrs.evolve(glm(fields, max_model_len), names=names)
+
+
+def gpt2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a GPT-2."""
+    if fields.flag("add_cross_attention", False):
+        raise unsupported(fields, "add_cross_attention", "false: there is no encoder to attend to")
+    hidden_size, num_heads = fields.integer("n_embd", 768), fields.integer("n_head", 12)
+    if hidden_size % num_heads:
+        raise fields.wrong("n_embd", f"a multiple of n_head ({num_heads})")
+    scale = (hidden_size // num_heads) ** -0.5 if fields.flag("scale_attn_weights", True) else 1.0
+    by_depth = fields.flag("scale_attn_by_inverse_layer_idx", False)
+    return DecoderConfig(
+        architecture="",
+        vocab_size=fields.integer("vocab_size", 50257),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("n_inner", 4 * hidden_size),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position=fields.integer("n_positions", 1024),
+        layers=tuple(
+            LayerConfig(attention_scale=scale / (index + 1) if by_depth else scale)
+            for index in range(fields.integer("n_layer", 12))
+        ),
+        norm=NormConfig(eps=fields.number("layer_norm_epsilon", 1e-5), centered=True),
+        activation=activation_of(fields, "activation_function", "gelu_new"),
+        names=_GPT2_NAMES,
+        gated=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tied_head=fields.flag("tie_word_embeddings", True),
+    )
+
+
+_GPT2_NAMES = TensorNames(
+    prefix="transformer.",
+    embedding="wte",
+    positions="wpe",
+    final_norm="ln_f",
+    layer="h.{layer}.",
+    attention_norm="ln_1",
+    qkv=("attn.c_attn",),
+    attention_out="attn.c_proj",
+    mlp_norm="ln_2",
+    mlp_in=("mlp.c_fc",),
+    mlp_out="mlp.c_proj",
+    transposed=True,
+    ignored=(".attn.bias", ".attn.masked_bias"),
+)
+
+
+def starcoder2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a StarCoder 2: GPT-2's blocks with rotary positions and grouped queries."""
+    defaults = Defaults(
+        vocab_size=49152,
+        hidden_size=3072,
+        intermediate_size=12288,
+        num_hidden_layers=30,
+        num_attention_heads=24,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    bias = fields.flag("use_bias", True)
+    return attrs.evolve(
+        with_window(config, fields.optional_integer("sliding_window")),
+        norm=NormConfig(eps=fields.number("norm_epsilon", 1e-5), centered=True),
+        names=TensorNames(mlp_in=("mlp.c_fc",), mlp_out="mlp.c_proj"),
+        gated=False,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def ministral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Ministral: Mistral with windows in the layers that ask for them."""
+    defaults = Defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131_072)
+    config = base_config(fields, defaults, max_model_len)
+    window = fields.optional_integer("sliding_window", 4096)
+    kinds = layer_types(fields, [FULL if window is None else SLIDING] * len(config.layers))
+    return with_windows(config, kinds, window)
+
+
+def ministral3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Ministral 3: Mistral with YaRN and queries that grow with their position."""
+    defaults = Defaults(
+        vocab_size=131_072,
+        intermediate_size=14336,
+        num_hidden_layers=34,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=262_144,
+        rms_norm_eps=1e-5,
+    )
+    parameters = rope_parameters_of(fields)
+    if not parameters.values:
+        scaling = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "mscale": 1.0}
+        growth = {"original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}
+        values = {**scaling, **growth, "mscale_all_dim": 1.0}
+        parameters = attrs.evolve(parameters, values=values)
+    config = base_config(fields, defaults, max_model_len, parameters)
+    beta = parameters.number("llama_4_scaling_beta", 0.0)
+    length = parameters.optional_integer("original_max_position_embeddings")
+    if beta and length is None:
+        raise parameters.wrong("original_max_position_embeddings", "given beside llama_4_scaling_beta")
+    return attrs.evolve(
+        with_window(config, fields.optional_integer("sliding_window")),
+        query_growth=QueryGrowth(beta=beta, length=length) if beta and length else None,
+    )
+
+
+def _positive(fields: Fields, name: str, default: float) -> float:
+    value = fields.number(name, default)
+    if value <= 0.0:
+        raise fields.wrong(name, "greater than 0")
+    return value

@@ -1,0 +1,182 @@
+"""From config.json to `DecoderConfig`: families of which most layers keep a state in place of keys and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    DeltaNetConfig,
+    MambaConfig,
+    MoeConfig,
+    TensorNames,
+)
+from triolet.model.architectures.dense_families import with_granite_multipliers
+from triolet.model.architectures.family_common import (
+    FULL,
+    QWEN,
+    Defaults,
+    base_config,
+    checked_experts,
+    unsupported,
+    with_attention_bias,
+    with_layers,
+)
+from triolet.model.architectures.moe_families import sparse_layers
+from triolet.model.folder.json_fields import Fields
+
+LINEAR = "linear_attention"
+_OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # names in files of transformers 4
+
+
+def granite_moe_hybrid(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Granite 4: Mamba layers, a few with attention, and perhaps experts beside one of all tokens."""
+    config = with_granite_multipliers(fields, base_config(fields, Defaults(), max_model_len))
+    mamba, moe = _mamba(fields, config.hidden_size), _experts(fields, config.intermediate_size)
+    changes: list[dict[str, Any]] = [
+        {"recurrent": mamba if kind == LINEAR else None, "moe": moe}
+        for kind in _kinds(fields, (LINEAR,) * len(config.layers))
+    ]
+    if fields.text("position_embedding_type", "nope") != "rope":
+        changes = [{**change, "rope": None} for change in changes]
+    names = TensorNames(
+        router="block_sparse_moe.router.layer",
+        expert_in=("block_sparse_moe.input_linear.{expert}",),
+        expert_out="block_sparse_moe.output_linear.{expert}",
+        expert_stacks=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+        shared_in=("shared_mlp.input_linear",),
+        shared_out="shared_mlp.output_linear",
+        mlp_in=("shared_mlp.input_linear",),
+        mlp_out="shared_mlp.output_linear",
+    )
+    config = with_attention_bias(fields, with_layers(config, changes))
+    return attrs.evolve(config, intermediate_size=_shared_size(fields), names=names)
+
+
+def _kinds(fields: Fields, default: Sequence[str]) -> list[str]:
+    name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
+    kinds = [_OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or default]
+    if len(kinds) != len(default) or not set(kinds) <= {LINEAR, FULL}:
+        raise unsupported(fields, name, f"{len(default)} times {LINEAR} or {FULL}")
+    return kinds
+
+
+def _shared_size(fields: Fields) -> int:
+    return fields.integer("shared_intermediate_size", 1024)
+
+
+def _experts(fields: Fields, intermediate_size: int) -> MoeConfig | None:
+    if not (num_experts := fields.integer("num_local_experts", 8, minimum=0)):
+        return None
+    experts = MoeConfig(
+        num_experts=num_experts,
+        experts_per_token=fields.integer("num_experts_per_tok", 2),
+        intermediate_size=intermediate_size,
+        normalize=True,
+        shared_size=_shared_size(fields),
+        has_shared_gate=False,
+    )
+    return checked_experts(fields, experts)
+
+
+def _mamba(fields: Fields, hidden_size: int) -> MambaConfig:
+    _check_step_limit(fields)
+    inner, num_heads = fields.integer("mamba_expand", 2) * hidden_size, fields.integer("mamba_n_heads", 128)
+    is_auto = fields.values.get("mamba_d_head") in (None, "auto")
+    head_dim = inner // num_heads if is_auto else fields.integer("mamba_d_head", 0)
+    if num_heads * head_dim != inner:
+        raise fields.wrong(
+            "mamba_n_heads", f"so many that they have {inner} numbers: mamba_expand * hidden_size"
+        )
+    num_groups = fields.integer("mamba_n_groups", 1)
+    if num_heads % num_groups:
+        raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads ({num_heads})")
+    return MambaConfig(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        state_size=fields.integer("mamba_d_state", 256),
+        num_groups=num_groups,
+        kernel_size=fields.integer("mamba_d_conv", 4, minimum=2),
+        convolution_bias=fields.flag("mamba_conv_bias", True),
+        projection_bias=fields.flag("mamba_proj_bias", False),
+    )
+
+
+def _check_step_limit(fields: Fields) -> None:
+    # Files have infinity as a number that JSON does not know, or as an object around it.
+    limits = fields.values.get("time_step_limit") or (0, math.inf)
+    numbers = [float(x["__float__"]) if isinstance(x, dict) and "__float__" in x else x for x in limits]
+    if numbers != [0, math.inf]:
+        raise unsupported(fields, "time_step_limit", "0 and infinity: steps are not limited")
+
+
+def qwen3_next(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Qwen3-Next: gated delta nets, every fourth layer with gated attention, and many small experts."""
+    defaults = attrs.evolve(
+        QWEN,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=48,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        has_partial_rotary=True,
+        partial_rotary_factor=0.25,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    count, every = len(config.layers), fields.integer("full_attention_interval", 4)
+    kinds = _kinds(fields, [LINEAR if (index + 1) % every else FULL for index in range(count)])
+    delta_net, moe = _delta_net(fields), _qwen_experts(fields)
+    changes = [
+        {"recurrent": delta_net if kind == LINEAR else None, "moe": moe if is_sparse else None}
+        for kind, is_sparse in zip(kinds, sparse_layers(fields, count), strict=True)
+    ]
+    config = with_attention_bias(fields, with_layers(config, changes))
+    return attrs.evolve(
+        config,
+        norm=attrs.evolve(config.norm, weight_offset=1.0),
+        qk_norm=True,
+        attention_gate=True,
+        names=TensorNames(
+            recurrent_in="linear_attn.in_proj_qkvz",
+            recurrent_rates="linear_attn.in_proj_ba",
+            recurrent_convolution="linear_attn.conv1d",
+            recurrent_norm="linear_attn.norm",
+            recurrent_out="linear_attn.out_proj",
+            recurrent_step_bias="linear_attn.dt_bias",
+            recurrent_decay="linear_attn.A_log",
+            ignored_prefixes=("mtp.",),  # layers that draft tokens
+        ),
+    )
+
+
+def _qwen_experts(fields: Fields) -> MoeConfig | None:
+    if not (num_experts := fields.integer("num_experts", 512, minimum=0)):
+        return None
+    experts = MoeConfig(
+        num_experts=num_experts,
+        experts_per_token=fields.integer("num_experts_per_tok", 10),
+        intermediate_size=fields.integer("moe_intermediate_size", 512),
+        normalize=fields.flag("norm_topk_prob", True),
+        shared_size=fields.integer("shared_expert_intermediate_size", 512),
+    )
+    return checked_experts(fields, experts)
+
+
+def _delta_net(fields: Fields) -> DeltaNetConfig:
+    config = DeltaNetConfig(
+        num_heads=fields.integer("linear_num_value_heads", 32),
+        num_key_heads=fields.integer("linear_num_key_heads", 16),
+        key_dim=fields.integer("linear_key_head_dim", 128),
+        value_dim=fields.integer("linear_value_head_dim", 128),
+        kernel_size=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
+    )
+    if config.num_heads % config.num_key_heads:
+        raise fields.wrong(
+            "linear_num_key_heads", f"a divisor of linear_num_value_heads ({config.num_heads})"
+        )
+    return config

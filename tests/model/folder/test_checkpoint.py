@@ -1,0 +1,37 @@
+"""Tensors are read in parts, by several threads, as they stand in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from triolet.errors import ModelFileError
+from triolet.model.folder import checkpoint
+from triolet.model.folder.checkpoint import Checkpoint
+
+
+@pytest.mark.parametrize("part_bytes", [1, 7, 64, 10**6])
+def test_a_tensor_that_is_read_in_parts_is_the_one_that_was_saved(
+    part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_BYTES", part_bytes)
+    tensors = {"a": torch.randn(5, 9), "b": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    opened = Checkpoint.open(tmp_path)
+    for name, tensor in tensors.items():
+        assert opened.read(name).equal(tensor)
+
+
+def test_a_file_that_became_shorter_is_refused_whichever_thread_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(100)}, path)
+    opened = Checkpoint.open(tmp_path)
+    path.write_bytes(path.read_bytes()[:-10])
+    monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
+    with pytest.raises(ModelFileError, match="is truncated: it ends within tensor 'a'"):
+        opened.read("a")

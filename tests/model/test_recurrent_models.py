@@ -1,0 +1,59 @@
+"""Models with states in place of keys and values: what their engines are told, and what they refuse by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.tiny import make_model
+from triolet.config.engine import EngineConfig
+from triolet.errors import ConfigError
+from triolet.model.architectures.decoder_config import read_config
+from triolet.model.architectures.families import parse_decoder_config
+from triolet.model.parallel.cuts import Part
+from triolet.model.runner_loading import load_configured_runner
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("granite-hybrid-dense", tmp_path_factory.mktemp("hybrid"))
+
+
+def load(folder: Path, **fields: Any) -> Any:
+    _, info = load_configured_runner(EngineConfig(model=str(folder), device="cpu", **fields), lambda _: None)
+    return info
+
+
+def test_blocks_are_as_long_as_their_states_are_large_unless_their_size_is_given(folder: Path) -> None:
+    info = load(folder)
+    assert (info.backend, info.soft_prompts) == ("native", None)
+    # 256 bytes of keys and values per token; three layers with two states of 2 * 160 and 8 * 16 * 16 numbers each
+    assert info.block_size == 256
+    assert load(folder, max_model_len=50).block_size == 64
+    assert load(folder, block_size=8).block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"speculative": "ngram"}, "speculative must be none for GraniteMoeHybridForCausalLM"),
+        ({"kv_pool_bytes": 10**6}, "kv_pool_bytes must be left out for GraniteMoeHybridForCausalLM"),
+        ({"kv_store": "store"}, "kv_store must be left out for GraniteMoeHybridForCausalLM"),
+        ({"enable_lora": True}, "enable_lora must be false for GraniteMoeHybridForCausalLM"),
+        ({"quantization": "int8"}, "quantization must be none for this model"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_state_does_not_allow_yet_is_refused_by_name(
+    fields: dict[str, Any], named: str, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(folder, **fields)
+
+
+def test_a_recurrent_model_is_not_cut_into_ranks(folder: Path) -> None:
+    config = parse_decoder_config(read_config(folder), folder)
+    with pytest.raises(ConfigError, match="tensor_parallel_size must be 1 for GraniteMoeHybridForCausalLM"):
+        Part(rank=0, size=2).check(config)
