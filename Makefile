@@ -1,6 +1,8 @@
 # make chat              talk to triolet-nano; ARGS="..." is passed on, as in make chat ARGS="--model PATH_OR_HUB_ID"
 # make test              the test suite, on all processors; ARGS="tests/core -x" narrows it, and runs on one
 # make test-slow         the tests that take longer than a few seconds
+# make test-all          both of them in one run; SLOW_FOR=SECONDS skips the slow tests that would begin later than that
+# make test-ray          the tests with Ray, which it installs beside the developers' tools
 # make lint              ruff and mypy --strict
 # make docs              the documentation as a site, with the API reference, in build/site
 # make bench             throughput of triolet and of transformers' generate, side by side
@@ -32,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow lint docs bench gpu sbom lock clean
+.PHONY: help chat test test-slow test-all test-ray lint docs bench gpu sbom lock clean
 .DEFAULT_GOAL = help
 
 help:
@@ -45,7 +47,13 @@ test: $(VENV)/.installed-dev
 	$(VENV)/bin/pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest -m "slow and not gpu and not weights" $(SIDE_BY_SIDE) $(ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not weights and not ray" $(SIDE_BY_SIDE) $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	$(VENV)/bin/pytest -m "not gpu and not weights and not ray" $(if $(SLOW_FOR),--slow-for=$(SLOW_FOR)) $(SIDE_BY_SIDE) $(ARGS)
+
+test-ray: $(VENV)/.installed-ray
+	$(VENV)/bin/pytest -m ray tests/e2e/test_ray.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
@@ -97,6 +105,11 @@ $(VENV)/.installed: $(VENV)/bin/python $(INPUTS)
 $(VENV)/.installed-dev: $(VENV)/.installed $(INPUTS)
 	@echo "installing the developers' tools into $(VENV)"
 	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed-dev $(INPUTS)
+	@echo "installing Ray into $(VENV) (240 MB)"
+	@$(INSTALL) --editable '.[ray]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed $(INPUTS)

@@ -26,6 +26,7 @@ class ActorProgress:
         runner_held: parks the model runner until a hold, or its own state, has changed.
         profile: records the steps of a profile that is being made.
         restarted: parks tasks until an actor has ended or serves again, or the engine has ended.
+        replicas: progress of the actors of each replica; empty if the engine has only one.
     """
 
     is_runner_ready: bool = False
@@ -39,6 +40,11 @@ class ActorProgress:
     runner_held: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     profile: StepRecorder | None = None
     restarted: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    replicas: tuple[ActorProgress, ...] = ()
+
+    def of_replica(self) -> ActorProgress:
+        """Return the progress of a replica, whose steps are steps of the engine."""
+        return ActorProgress(stepped=self.stepped, idle=self.idle, restarted=self.restarted)
 
     def count_crash(self, question: object) -> None:
         """Note that the tokenizer has died of a question, if that still waits for its answer."""

@@ -17,17 +17,18 @@ from contextlib import suppress
 
 import trio
 
-from triolet.actors.worker_calls import WorkerCalls
+from triolet.actors.worker_calls import ReplicatedWorkerCalls, WorkerCalls
 from triolet.core.messages import Progressed, RunnerMessage, SchedulerMessage, StepDone, Wake
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepResult
+from triolet.core.scheduling.scheduler import MAX_STEPS_IN_FLIGHT
+from triolet.core.step_plan import MAX_SCHEDULER_STEPS, StepPlan, StepResult
 
-# At most one Wake is unread (`_is_woken`). There is one StepDone for each step of the plan in flight, and there may be
-# as many late ones, of a plan that an earlier scheduler made.
+# At most one Wake is unread (`_is_woken`). There is one StepDone for each step of a plan in flight, and there may be
+# as many late ones, of a plan that an earlier scheduler made. Two plans in flight have one step each.
 SCHEDULER_CAPACITY = 1 + 2 * MAX_SCHEDULER_STEPS
-# The scheduler plans no step while one is in flight, and a plan that a crashed scheduler left here is taken back. At
-# most one None is unread (`_is_runner_woken`).
-RUNNER_CAPACITY = 2
+# No more plans are in flight, and those that a crashed scheduler left here are taken back. At most one None is unread
+# (`_is_runner_woken`). There is no Unload beside a plan.
+RUNNER_CAPACITY = MAX_STEPS_IN_FLIGHT + 1
 # The detokenizer never waits for a reader, so the scheduler never waits long here, for the progress of one step.
 DETOKENIZER_CAPACITY = 1
 # The sender waits for the answer anyway: the capacity only decides where it waits.
@@ -38,26 +39,49 @@ TokenizeRequest = tuple[Tokenize, "trio.MemorySendChannel[TokenizeReply]"]
 
 
 class Channels:
-    """Both ends of the channels of one engine."""
+    """Both ends of the channels of one engine, or of one of its replicas.
 
-    def __init__(self) -> None:
+    Args:
+        shared: channels of the engine whose detokenizer and tokenizer a replica shares.
+    """
+
+    replicas: tuple[Channels, ...] = ()
+    """Channels of the replicas; empty if the engine has only one."""
+
+    def __init__(self, shared: Channels | None = None) -> None:
         self.to_scheduler, self.scheduler_inbox = trio.open_memory_channel[SchedulerMessage](
             SCHEDULER_CAPACITY
         )
         self.to_runner, self.runner_inbox = trio.open_memory_channel[RunnerMessage | None](RUNNER_CAPACITY)
+        self._is_woken = self._is_runner_woken = False
+        self.num_unread_plans = 0  # in the runner's inbox
+        self.worker_calls = WorkerCalls(self._wake_runner)
+        if shared is not None:
+            self.to_detokenizer: trio.MemorySendChannel[Progressed] = shared.to_detokenizer
+            self.detokenizer_inbox: trio.MemoryReceiveChannel[Progressed] = shared.detokenizer_inbox
+            self.to_tokenizer: trio.MemorySendChannel[TokenizeRequest] = shared.to_tokenizer
+            self.tokenizer_inbox: trio.MemoryReceiveChannel[TokenizeRequest] = shared.tokenizer_inbox
+            return
         self.to_detokenizer, self.detokenizer_inbox = trio.open_memory_channel[Progressed](
             DETOKENIZER_CAPACITY
         )
         self.to_tokenizer, self.tokenizer_inbox = trio.open_memory_channel[TokenizeRequest](
             TOKENIZER_CAPACITY
         )
-        self._is_woken = self._is_runner_woken = False
-        self.worker_calls = WorkerCalls(self._wake_runner)
 
     def _wake_runner(self) -> None:
         if not self._is_runner_woken:
             self._is_runner_woken = True
             self.to_runner.send_nowait(None)
+
+    def send_plan(self, plan: StepPlan) -> None:
+        """Put a plan into the runner's inbox. Never waits."""
+        self.num_unread_plans += 1
+        self.to_runner.send_nowait(plan)
+
+    def plan_read(self) -> None:
+        """Note that the runner has taken a plan out of its inbox."""
+        self.num_unread_plans -= 1
 
     def runner_woke(self) -> None:
         """Allow the next None in the runner's inbox: the unread one has been read."""
@@ -100,17 +124,35 @@ class Channels:
         with suppress(trio.WouldBlock):
             while True:
                 self.runner_inbox.receive_nowait()
+        self.num_unread_plans = 0
         # The scheduler may do this while the runner waits for its inbox: a call must not be forgotten with the plans.
         self._is_runner_woken = False
         if self.worker_calls.waiting:
             self._wake_runner()
 
     def discard_scheduler_messages(self) -> None:
-        """Empty the inboxes of a scheduler that starts over, and take back the plan that its predecessor sent."""
+        """Empty the inbox of a scheduler that starts over; its predecessor has taken its plans back."""
         for _ in self.take_results():
             pass
-        self.discard_plans()
         self._is_woken = False
+
+
+class ReplicatedChannels(Channels):
+    """Channels of an engine with several replicas.
+
+    Args:
+        num_replicas: replicas.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__()
+        self.replicas = tuple(Channels(self) for _ in range(num_replicas))
+        self.worker_calls = ReplicatedWorkerCalls([each.worker_calls for each in self.replicas])
+
+    def wake_scheduler(self) -> None:
+        """Have the schedulers look into the journal. Never waits."""
+        for each in self.replicas:
+            each.wake_scheduler()
 
 
 class WaitCell:

@@ -1,4 +1,4 @@
-"""Model-runner actor: computes the scheduler's plans, one after the other, with an executor.
+"""Model-runner actor: has the scheduler's plans computed, in their order, by an executor.
 
 What `execute` raises ends this life of the actor, and the scheduler's with it: the KV cache is lost. To exchange the
 weights the actor gives up the model and loads another one, within the same life, and it gives up the model while the
@@ -8,6 +8,7 @@ engine sleeps: that is neither a crash nor a restart, but the KV cache is lost a
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import attrs
 import trio
@@ -15,7 +16,7 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.adapters import AdapterRegistry
 from triolet.actors.channels import Channels
-from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.contract import Executor, Following, LookAheadExecutor
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.actors.worker_calls import make_call
 from triolet.core.engine_core import EngineCore
@@ -53,10 +54,12 @@ PROOF = StepPlan(
 
 
 def _proof(info: ModelInfo) -> StepPlan:
+    [start], [row] = PROOF.starts, PROOF.rows
+    if (num_groups := len(info.cache_windows)) > 1:  # a block of each
+        return attrs.evolve(PROOF, rows=(attrs.evolve(row, new_block_ids=tuple(range(num_groups))),))
     if info.pooling is None or not info.pooling.needs_whole_prompts:
         return PROOF
     # an encoder samples no token
-    [start] = PROOF.starts
     return attrs.evolve(
         PROOF, starts=(attrs.evolve(start, pooling=PoolingParams(task=info.pooling.tasks[0])),)
     )
@@ -143,22 +146,46 @@ async def _serve(
     executor: Executor,
     step_timeout_s: float | None,
 ) -> None:
-    """Compute plan after plan, and make calls between them, until the model is to be given up."""
-    async for message in inbox:
-        if isinstance(message, Unload):
-            return
-        if message is not None:
-            await _compute(message, core, channels, progress, executor)
-        else:
-            channels.runner_woke()
-            channels.wake_scheduler()  # a call that was taken back may have kept it from planning
-        if channels.worker_calls.waiting:
+    """Compute plan after plan, and make calls when none is in flight, until the model is to be given up."""
+    must_unload = False
+
+    def read(message: RunnerMessage | None) -> StepPlan | None:
+        nonlocal must_unload
+        match message:
+            case StepPlan():
+                channels.plan_read()
+                return message
+            case Unload():
+                must_unload = True
+            case None:
+                channels.runner_woke()
+                channels.wake_scheduler()  # a call that was taken back may have kept it from planning
+        return None
+
+    def following() -> StepPlan | None:
+        with suppress(trio.WouldBlock):
+            while not must_unload:
+                if (plan := read(inbox.receive_nowait())) is not None:
+                    return plan
+        return None
+
+    while not must_unload:
+        if (plan := read(await inbox.receive())) is not None:
+            await _compute(plan, following, core, channels, progress, executor)
+        # Not before a plan that was made already, for the state that the runner is in now.
+        if channels.worker_calls.waiting and not channels.num_unread_plans:
             await _make_calls(core, channels, progress, executor, step_timeout_s)
 
 
 async def _compute(
-    plan: StepPlan, core: EngineCore, channels: Channels, progress: ActorProgress, executor: Executor
+    plan: StepPlan,
+    following: Following,
+    core: EngineCore,
+    channels: Channels,
+    progress: ActorProgress,
+    executor: Executor,
 ) -> None:
+    """Compute a plan, and those that are there when it is done, if the executor goes on with them."""
     errors: list[BaseException] = []
     is_handed_over = True
 
@@ -169,8 +196,17 @@ async def _compute(
         channels.send_result(result)
         is_handed_over = True
 
+    def follow() -> StepPlan | None:
+        nonlocal plan
+        if (follower := following()) is not None:
+            plan = follower
+        return follower
+
     with foreign_errors_kept(errors.append):
-        result = await executor.execute(plan, tell)
+        if isinstance(executor, LookAheadExecutor):
+            result = await executor.execute_in_turn(plan, tell, follow)
+        else:
+            result = await executor.execute(plan, tell)
     if errors:
         # An error raised while a result was handed over is not the step's. A flag says so, and not the identity of the
         # error: an exception group is built anew on its way here.

@@ -1,4 +1,4 @@
-"""The scheduler actor keeps one step in flight. Every decision is `core.engine_core`'s.
+"""The scheduler actor keeps a step in flight, or two (look-ahead). Every decision is `core.engine_core`'s.
 
 It restarts alone, or together with the model runner, since its block tables describe the runner's KV. A new life has no
 state of the old one: it takes the requests from the journal and computes them again. Results of the old life's steps
@@ -8,7 +8,8 @@ are recognised as late by their step id.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -20,6 +21,7 @@ from triolet.core.engine_core import EngineCore
 from triolet.core.messages import Progressed, SchedulerMessage, StepDone, Unload, Wake
 from triolet.core.scheduling.budget import SchedulerConfig
 from triolet.core.sleep import RunnerPhase
+from triolet.core.step_plan import StepPlan
 
 
 async def scheduler_actor(
@@ -31,6 +33,7 @@ async def scheduler_actor(
     cache_key: bytes,
     *,
     halt: Callable[[], None],
+    send_ahead: Callable[[StepPlan], None] | None,
     report: Callable[[float], None],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -43,6 +46,8 @@ async def scheduler_actor(
         config: of the engine; limits the schedule.
         cache_key: secret of the hashes of the prefix cache.
         halt: ends a multi-step plan after its present step.
+        send_ahead: called with each plan, so that the runner has it before it has answered the one before; None if
+            the executor takes one plan at a time.
         report: called with the time after every step, to report statistics.
     """
 
@@ -50,18 +55,19 @@ async def scheduler_actor(
         assert core.model.info is not None, "the runner starts before the scheduler"
         return SchedulerConfig.of(config, core.model.info, cache_key, core.weights.version)
 
-    halt()  # results of the last life's plans are late from here on, so computing them is wasted
     channels.discard_scheduler_messages()
     core.new_scheduler(limits())
     if core.sleep.phase is RunnerPhase.LEAVING:
         # It was perhaps among the messages that are gone. A second one does no harm: loading empties the inbox.
         channels.to_runner.send_nowait(Unload())
-    with core.scheduling(), channels.scheduler_inbox.clone() as inbox:
+    with _taking_plans_back(halt, channels), core.scheduling(), channels.scheduler_inbox.clone() as inbox:
         task_status.started()
         while True:
             # Send the next plan before anything else is done about the last result: the runner must not wait.
             # None while weights are about to change, since it would be computed from KV of the old ones.
-            is_held = channels.worker_calls.num_invalidating
+            calls = channels.worker_calls
+            # Nor are steps planned ahead while a call waits: it is made when nothing is in flight.
+            is_held = calls.num_invalidating or (calls.waiting and core.is_step_in_flight)
             began_s = time.perf_counter()
             plan = None if is_held else core.plan_step(trio.current_time())
             if progress.profile is not None and plan is not None:
@@ -72,7 +78,9 @@ async def scheduler_actor(
             if core.masks.has_questions:
                 grammars.wake()
             if plan is not None:
-                channels.to_runner.send_nowait(plan)
+                channels.send_plan(plan)
+                if send_ahead is not None:
+                    send_ahead(plan)
                 await trio.lowlevel.checkpoint()  # the runner begins now, and the rest is done meanwhile
             elif core.must_halt:
                 halt()
@@ -82,6 +90,8 @@ async def scheduler_actor(
             progress.stepped.unpark_all()
             if not core.journal:
                 progress.idle.unpark_all()
+            if plan is not None and core.may_plan:
+                continue  # with the step after it
             with trio.move_on_at(core.next_look_s()):
                 message = await inbox.receive()
                 progress.num_read["scheduler"] += 1
@@ -89,6 +99,18 @@ async def scheduler_actor(
                 _handle(message, core, channels)
                 if progress.profile is not None and isinstance(message, StepDone):
                     progress.profile.note_result(message.result.step_id, began_s, time.perf_counter())
+
+
+@contextmanager
+def _taking_plans_back(halt: Callable[[], None], channels: Channels) -> Iterator[None]:
+    """Scope of a life: with its end the plans that wait are dropped, and the one that is computed ends early."""
+    try:
+        yield
+    finally:
+        # Their results are late from here on. The next life may be a pause away, and the runner must not compute
+        # meanwhile for rows that it replaces.
+        halt()
+        channels.discard_plans()
 
 
 def _handle(message: SchedulerMessage, core: EngineCore, channels: Channels) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -39,9 +38,7 @@ from triolet.core.request.tokenizer_interface import SerializableTokenizer
 from triolet.errors import RequestFailed, ResourceShortage
 from triolet.ipc.grammar import MaskAnswer, Vocabulary
 
-if TYPE_CHECKING:
-    from triolet.actors.executors.grammar_process import GrammarLimits
-
+NO_TOKENIZER = "structured_outputs must be None: they need a tokenizer.json"
 # Attempts to get a mask while the machine has no process for its grammar: over 3 s, in which a short shortage passes.
 MAX_ATTEMPTS = 6
 
@@ -174,26 +171,20 @@ class StructuredOutputManager:
 
 def make_grammars(config: EngineConfig, model: LoadedModel) -> OpenGrammars:
     """Return the scope in which the configured kind of grammars is served, for use once the model is loaded."""
+    if config.runner == "inline":
+        return _inline_grammars(model)
+    # Imported while nothing is served: that takes more than 10 ms, and the first grammar must not hold the loop.
+    from triolet.actors.executors import grammar_process
+
     # Kept from scope to scope: only an original that is known to start in a second is missed after two.
-    limits: GrammarLimits | None = None
+    limits = grammar_process.GrammarLimits()
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Grammars]:
-        tokenizer: object = model.tokenizer
-        if model.info is None or not isinstance(tokenizer, SerializableTokenizer):
-            yield NoGrammars("structured_outputs must be None: they need a tokenizer.json")
+        if (vocabulary := _vocabulary(model)) is None:
+            yield NoGrammars(NO_TOKENIZER)
             return
-        vocabulary = Vocabulary(
-            tokenizer.tokenizer_json(), model.info.vocab_size, model.info.generation.eos_token_ids
-        )
-        if config.runner == "inline":
-            yield InlineGrammars.of(vocabulary)
-            return
-        from triolet.actors.executors.grammar_process import GrammarLimits, open_processes
-
-        nonlocal limits
-        limits = limits or GrammarLimits()
-        async with open_processes(
+        async with grammar_process.open_processes(
             vocabulary,
             max_grammars=config.max_grammars,
             timeout_s=config.grammar_timeout,
@@ -203,3 +194,19 @@ def make_grammars(config: EngineConfig, model: LoadedModel) -> OpenGrammars:
             yield processes
 
     return opened
+
+
+def _inline_grammars(model: LoadedModel) -> OpenGrammars:
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Grammars]:
+        vocabulary = _vocabulary(model)
+        yield NoGrammars(NO_TOKENIZER) if vocabulary is None else InlineGrammars.of(vocabulary)
+
+    return opened
+
+
+def _vocabulary(model: LoadedModel) -> Vocabulary | None:
+    tokenizer: object = model.tokenizer
+    if model.info is None or not isinstance(tokenizer, SerializableTokenizer):
+        return None
+    return Vocabulary(tokenizer.tokenizer_json(), model.info.vocab_size, model.info.generation.eos_token_ids)

@@ -142,7 +142,8 @@ class Supervisor:
         num_achieved: a count of what the children have done; see `RestartIntensity.allow`.
         take_uncounted_restarts: number of the latest crashes that were explained since the last call; not counted.
         restart_log: told of the children that are being restarted.
-        gives_up: whether too many restarts end the supervisor; otherwise further ones wait, longer and longer.
+        gives_up: returns whether too many restarts end the supervisor; otherwise further ones wait, longer and longer.
+        starts_together: whether all children start at once, since none depends on another.
     """
 
     def __init__(
@@ -157,7 +158,8 @@ class Supervisor:
         num_achieved: Callable[[], int | None] = lambda: None,
         take_uncounted_restarts: Callable[[], int] = lambda: 0,
         restart_log: RestartLog | None = None,
-        gives_up: bool = True,
+        gives_up: Callable[[], bool] = lambda: True,
+        starts_together: bool = False,
     ) -> None:
         names = [spec.name for spec in children]
         if len(set(names)) != len(names):
@@ -170,7 +172,7 @@ class Supervisor:
         self._num_achieved = num_achieved
         self._take_uncounted_restarts = take_uncounted_restarts
         self._restart_log = restart_log or RestartLog()
-        self._gives_up = gives_up
+        self._gives_up, self._starts_together = gives_up, starts_together
         self._pauses = Backoff()  # once there were too many restarts
         self._children: dict[str, _Child] = {}
         self._dead: deque[_Child] = deque()  # children of `_children` that have ended by themselves
@@ -187,8 +189,7 @@ class Supervisor:
         failure: BaseException | None = None
         async with trio.open_nursery() as nursery:
             try:
-                for spec in self._specs.values():
-                    await self._start(spec, nursery)
+                await self._start_all(nursery)
                 task_status.started()
                 while self._children:
                     await self._mend(await self._next_dead(), intensity, nursery)
@@ -209,6 +210,25 @@ class Supervisor:
         if must_restart(child.spec.restart, crashed=child.reason is not None):
             self._restart_log.note_end((child.spec.name,))
         self._waiting.unpark()
+
+    async def _start_all(self, nursery: trio.Nursery) -> None:
+        if not self._starts_together:
+            for spec in self._specs.values():
+                await self._start(spec, nursery)
+            return
+        failures: list[BaseException] = []
+
+        async def start(spec: ChildSpec) -> None:
+            with foreign_errors_kept(failures.append):
+                await self._start(spec, nursery)
+            if failures:
+                starts.cancel_scope.cancel()
+
+        async with trio.open_nursery() as starts:
+            for spec in self._specs.values():
+                starts.start_soon(start, spec)
+        if failures:
+            raise failures[0]
 
     async def _start(self, spec: ChildSpec, nursery: trio.Nursery) -> None:
         child = self._children[spec.name] = _Child(spec)
@@ -255,8 +275,10 @@ class Supervisor:
                 self._pauses.reset()
             else:
                 self._report("intensity_exceeded", reason, name)
-                if self._gives_up:
+                if self._gives_up():
                     raise SupervisorGaveUp(f"{self.name}: {name} crashed too often") from reason
+                # Before the pause: what depends on it must not wait for it that long.
+                await self._stop(children_to_restart(self._strategy, tuple(self._specs), name))
                 await trio.sleep(self._pauses.next_s())
             affected = children_to_restart(self._strategy, tuple(self._specs), name)
             self._restart_log.note_end(

@@ -91,9 +91,10 @@ def _pending(
     pending = dict[str, object]()
     if channels.detokenizer_inbox.statistics().current_buffer_used:
         pending["detokenizer"] = progress.num_read["detokenizer"]
-    # Not both: the scheduler may only be waiting for room in the detokenizer's inbox.
-    elif channels.scheduler_inbox.statistics().current_buffer_used:
-        pending["scheduler"] = progress.num_read["scheduler"]
+    else:  # not both: a scheduler may only be waiting for room in the detokenizer's inbox
+        for suffix, its_channels, its_progress in _replicas(channels, progress):
+            if its_channels.scheduler_inbox.statistics().current_buffer_used:
+                pending[f"scheduler{suffix}"] = its_progress.num_read["scheduler"]
     # A thread that works on a question may be slow, and could not be ended anyway.
     if progress.asked_s and not progress.num_tokenizing:
         pending["tokenizer"] = next(iter(progress.asked_s))
@@ -103,6 +104,14 @@ def _pending(
         pending[STRUCTURED_OUTPUT] = oldest
     # The scope itself, not its id: that of the next life may be the same.
     return {name: (lives[name], work) for name, work in pending.items() if name in lives}
+
+
+def _replicas(channels: Channels, progress: ActorProgress) -> list[tuple[str, Channels, ActorProgress]]:
+    """Return what belongs to each replica, with the end of its actors' names."""
+    if not channels.replicas:
+        return [("", channels, progress)]
+    pairs = zip(channels.replicas, progress.replicas, strict=True)
+    return [(f".{replica}", *pair) for replica, pair in enumerate(pairs)]
 
 
 def _end(progress: ActorProgress, grammars: GrammarRequests, lives: Lives, name: str) -> None:
@@ -138,7 +147,9 @@ def check_health(
     now_s = trio.current_time()
     since_s = {}
     if core.outputs and not core.is_frozen:  # a pause is no hang
-        since_s[_bottleneck(core, channels, progress)] = progress.progressed_s
+        # with several replicas it is enough that one of them makes steps
+        progressed_s = max(progress.progressed_s, *(each.progressed_s for each in progress.replicas), 0.0)
+        since_s[_bottleneck(core, channels, progress)] = progressed_s
     if progress.asked_s:
         since_s["tokenizer"] = next(iter(progress.asked_s.values()))
     if (oldest := grammars.oldest()) is not None:
@@ -152,13 +163,19 @@ def _bottleneck(core: EngineCore, channels: Channels, progress: ActorProgress) -
     """Return the actor that all outputs wait for, if they wait."""
     if channels.detokenizer_inbox.statistics().current_buffer_used:
         return "detokenizer"
-    if not progress.is_runner_ready:
+    replicas = _replicas(channels, progress)
+    if not any(its_progress.is_runner_ready for _, _, its_progress in replicas):
         return "model_runner"
-    if channels.scheduler_inbox.statistics().current_buffer_used:
+    if all(its_channels.scheduler_inbox.statistics().current_buffer_used for _, its_channels, _ in replicas):
         return "scheduler"
-    if core.scheduler is not None and core.scheduler.is_step_in_flight:
+    if core.is_step_in_flight:
         return "model_runner"
     return STRUCTURED_OUTPUT if core.masks.unanswered() else "scheduler"
+
+
+def actor_kind(name: str) -> str:
+    """Return the name of an actor without the number of its replica."""
+    return name.partition(".")[0]
 
 
 def restart_cause(reason: BaseException | None) -> str:

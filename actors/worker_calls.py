@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -101,6 +101,55 @@ class WorkerCalls:
         while (pending := self.next()) is not None:
             self.num_invalidating -= pending.invalidates
             pending.end(WorkerOutcome(error=error))
+
+
+class ReplicatedWorkerCalls(WorkerCalls):
+    """Calls that are made by the model runners of all replicas.
+
+    Args:
+        parts: calls of each.
+    """
+
+    def __init__(self, parts: Sequence[WorkerCalls]) -> None:
+        super().__init__(lambda: None)
+        self._parts = parts
+        self.parked: set[int] = set()  # replicas that are not needed now: they have no worker
+
+    async def make(
+        self, call: WorkerCall, timeout_s: float | None = None, *, invalidates: bool = False
+    ) -> list[Any]:
+        """Have a call made by each replica; return all results, those of the first replica first.
+
+        Raises:
+            Exception: the first error; see `WorkerCalls.make`.
+        """
+        results: dict[int, list[Any]] = {}
+        errors: list[Exception] = []
+
+        async def make_one(replica: int) -> None:
+            try:
+                results[replica] = await self._parts[replica].make(call, timeout_s, invalidates=invalidates)
+            except Exception as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for replica in range(len(self._parts)):
+                if replica not in self.parked:
+                    nursery.start_soon(make_one, replica)
+        if errors:
+            raise errors[0]
+        return [result for replica in sorted(results) for result in results[replica]]
+
+    def fail_all(self, error: Exception) -> None:
+        for part in self._parts:
+            part.fail_all(error)
+
+    def park(self, replica: int) -> None:
+        """Make no further calls into a replica that has ended, and end those that wait for it."""
+        self.parked.add(replica)
+        self._parts[replica].fail_all(
+            WorkerCallError(f"replica {replica} has ended before the call: it is not needed now")
+        )
 
 
 async def make_call(

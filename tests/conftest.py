@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
@@ -34,15 +35,37 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("house")
 
-SLOW_TIMEOUT_S = 900
+SLOW_TIMEOUT_S = 1800
+BEGAN_S = time.monotonic()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-for",
+        type=float,
+        metavar="SECONDS",
+        help="run the slow tests last, and skip those that would begin later than this after the start",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow-for") is not None:
+        items.sort(key=_is_slow)
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        if _is_slow(item) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
         if item.get_closest_marker("gpu") and not HAS_NVIDIA_DRIVER:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA driver on this machine"))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit_s = item.config.getoption("--slow-for")
+    if limit_s is not None and _is_slow(item) and time.monotonic() - BEGAN_S > limit_s:
+        pytest.skip(f"slow tests have had their {limit_s:.0f} s on this machine")
 
 
 def pytest_collection_finish() -> None:

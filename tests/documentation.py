@@ -60,12 +60,12 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
 
-def blocks(language: str) -> Iterator[Block]:
-    """Every block of that language, in all pages."""
+def blocks(language: str | None) -> Iterator[Block]:
+    """Every block of that language, or of any, in all pages."""
     for page in PAGES:
         source = page.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(source):
-            if match[1] == language:
+            if language in (None, match[1]):
                 yield Block(page, source.count("\n", 0, match.start()) + 2, match[1], match[2])
 
 
@@ -86,6 +86,11 @@ def anchors(page: Path) -> set[str]:
 def table_names(page: Path) -> list[str]:
     """The tables of a page."""
     return [match[2] for match in _TABLE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def outside_of_blocks(source: str) -> str:
+    """Return a page's text without its fenced blocks."""
+    return _BLOCK.sub("", source)
 
 
 def outside_of_tables(source: str) -> str:

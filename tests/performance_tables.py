@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md, made from benchmarks/results/*.jsonl.
+"""Tables of figures in docs/, made from benchmarks/results/*.jsonl.
 
 A result file only grows: each run of a benchmark appends its lines. A table shows the latest run of each case, and
 every row names the commit and the number of rounds that it was measured with, so that rows of different commits cannot
@@ -475,6 +475,104 @@ def beside_embeddings() -> list[str]:
     return table(head, rows, used)
 
 
+def prefix_store() -> list[str]:
+    """Return the time to the first token of a long prompt, in the process that fills a store and in the next one."""
+    used = latest(lines_of("prefix_store"), "model", "dtype")
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            line["dtype"],
+            *(_number(line[side]) for side in ("first_ttft_ms", "second_ttft_ms")),
+        )
+        for line in used
+    ]
+    return table(("model of random weights", "dtype", "first process, ms", "second process, ms"), rows, used)
+
+
+def placements() -> list[str]:
+    """Return what it costs to choose a replica, from the loads of the trace with each number of replicas."""
+    used = latest((line for line in lines_of("dispatch") if line["policy"] == "triolet"), "replicas")
+    rows = [
+        (
+            *_source(line),
+            str(line["replicas"]),
+            _number(line["decision_p50_us"], 1),
+            _number(round(1e6 / line["decision_p50_us"], -3)),
+        )
+        for line in used
+    ]
+    return table(("replicas", "to place a request, µs", "placed a second, at most"), rows, used)
+
+
+STREAMS, PACE = 64, 50
+"""Streams of an engine and tokens a second of each, in the table of routers."""
+
+
+def routers() -> list[str]:
+    """Return how many cores routers take, computed from the processor time of an event, and what a decision takes."""
+    event = lines_of("router")[-1]
+    decisions = latest(
+        (line for line in lines_of("dispatch") if line["policy"] == "triolet-router"), "replicas"
+    )
+    rows = [
+        (
+            *_source(line),
+            str(line["replicas"]),
+            _number(STREAMS * line["replicas"]),
+            _number(STREAMS * line["replicas"] * PACE * event["router_us_per_event"] / 1e6, 1),
+            _number(line["decision_p50_us"], 1),
+        )
+        for line in decisions
+    ]
+    head = (
+        "engines",
+        "streams of 50 tokens a second, 64 each",
+        "cores for routers",
+        "to place a request, µs",
+    )
+    return table(head, rows, [event, *decisions])
+
+
+def speculation() -> list[str]:
+    """Return tokens per step without and with guesses."""
+    runs: dict[tuple[Any, ...], dict[str, Line]] = {}
+    for line in lines_of("speculation"):
+        runs.setdefault((line["workload"], line["batch"]), {})[line["speculative"]] = line
+    names = {"loop": "circles", "free": "nothing repeats"}
+    rows = [
+        (
+            *_source(sides["ngram"]),
+            names[workload],
+            str(batch),
+            *(_number(sides[side]["tokens_per_step"], 2) for side in ("none", "ngram")),
+            f"{sides['ngram']['accepted']:.0%}",
+        )
+        for (workload, batch), sides in runs.items()
+    ]
+    head = ("answers", "requests at once", "tokens per step without", "with", "guesses that were right")
+    return table(head, rows, [line for sides in runs.values() for line in sides.values()])
+
+
+def quantized_files() -> list[str]:
+    """Return what files lose that `triolet quantize` writes."""
+    used = latest(lines_of("quantized_files"), "model", "format")
+    rows = [
+        (
+            *_source(line),
+            line["model"],
+            f"`{line['format']}`",
+            ", ".join(_number(line[side] / 1e6, 1) for side in ("bytes_before", "bytes_after")),
+            ", ".join(_number(line[side], 3) for side in ("perplexity_before", "perplexity_after")),
+            f"{line['divergence_nats']:.1e}",
+            f"{line['same_likeliest_token']:.1%}",
+        )
+        for line in used
+    ]
+    head = ("model", "format", "MB before, after", "perplexity before, after", "divergence, nats")
+    return table((*head, "same likeliest token"), rows, used)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_transformers": beside_transformers,
     "quantized_throughput": quantized_throughput,
@@ -490,4 +588,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "adapted": adapted,
     "embedded": embedded,
     "beside_embeddings": beside_embeddings,
+    "prefix_store": prefix_store,
+    "placements": placements,
+    "routers": routers,
+    "speculation": speculation,
+    "quantized_files": quantized_files,
 }

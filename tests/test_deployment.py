@@ -62,30 +62,70 @@ def test_the_image_is_made_of_files_that_there_are() -> None:
     assert links <= set(sources)
 
 
+# Programs of the image that would change this machine: it is looked whether they are there.
+ONLY_LOOKED_FOR = ("apt-get", "useradd", "install")
+SHIMS = {
+    # What the image installs is installed here: pip says so, or that a version, a hash or a file is wrong.
+    "pip": 'exec "$PYTHON" -m pip --disable-pip-version-check "$1" --dry-run --no-index "${@:2}"',
+    # The compiled kernels of the wheel are tests/test_packaging.py's.
+    "python": 'exec env TRIOLET_PURE_WHEEL=1 "$PYTHON" "$@" --no-isolation',
+    **{name: f"test -x {shutil.which(name)}" for name in ONLY_LOOKED_FOR},
+}
+
+
 @pytest.mark.slow
-def test_the_wheel_of_the_image_can_be_made_from_what_is_copied_there(tmp_path: Path) -> None:
-    """The image's first stage, without Docker and without compiled kernels."""
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    first_stage = DOCKERFILE.rpartition("\nFROM ")[0]
-    for line in re.findall(r"(?m)^COPY (.+)$", first_stage):
-        *names, target = line.split()
-        for name in names:
-            into = source / target / (name if target.endswith("/") else "")
-            into.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_dir():
-                shutil.copytree(
-                    ROOT / name, into, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-                )
-            else:
-                shutil.copy(ROOT / name, into)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(wheels)]
-    assert "-m build --wheel --outdir /wheels" in first_stage
-    subprocess.run(
-        command, cwd=source, check=True, capture_output=True, env={**os.environ, "TRIOLET_PURE_WHEEL": "1"}
-    )
-    [wheel] = wheels.glob("triolet-*.whl")
+def test_the_lines_of_the_dockerfile_run(tmp_path: Path) -> None:
+    """Both stages, line by line, in a folder that stands for the root of the image."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in SHIMS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "TORCH_INDEX": "https://example.invalid",
+    }
+    folder, ran = tmp_path, 0
+    for line in re.sub(r"\\\n\s*", "", DOCKERFILE).splitlines():
+        instruction, _, rest = line.partition(" ")
+        if instruction == "WORKDIR":
+            folder = tmp_path / rest.lstrip("/")
+            folder.mkdir()
+        elif instruction == "COPY":
+            copy_into(tmp_path, folder, rest.split())
+        elif instruction == "RUN":
+            rooted = re.sub(r"(?<![\w./-])/(tmp|wheels|data|models)\b", rf"{tmp_path}/\1", rest)
+            ended = subprocess.run(
+                ["sh", "-euc", rooted],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.returncode == 0, (rest, ended.stdout, ended.stderr)
+            ran += 1
+    assert ran == len(re.findall("^RUN ", DOCKERFILE, re.MULTILINE)) == 4
+    assert list((tmp_path / "tmp").iterdir()) == [], "the image keeps what only its making needs"
+    [wheel] = (tmp_path / "wheels").glob("triolet-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert {"triolet/actors/__init__.py", "triolet/kernels/cpu/decoder.cpp"} <= set(archive.namelist())
+
+
+def copy_into(image: Path, folder: Path, words: list[str]) -> None:
+    """Copy as COPY does: from the source, or from the other stage, which has the same root here."""
+    source = image if "--from=build" in words else ROOT
+    *names, target = [word for word in words if not word.startswith("--")]
+    into = image / target.lstrip("/") if target.startswith("/") else folder / target
+    for name in names:
+        path = source / name.lstrip("/")
+        here = into / path.name if target.endswith("/") else into
+        here.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, here, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, here)
 
 
 def test_what_compose_mounts_is_there_and_its_variables_are_the_servers() -> None:

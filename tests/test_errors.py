@@ -35,6 +35,7 @@ from triolet.errors import (
     WeightsMismatch,
     WorkerCallError,
     WorkerCallTimeout,
+    WorkerRefused,
     WrongEventLoop,
     WrongTrioRun,
     shown,
@@ -47,7 +48,7 @@ GROUPS: dict[str, tuple[type[TrioletError], ...]] = {
     "the request was taken and failed": (RequestFailed,),
     "the call into a worker failed": (WorkerCallError, WorkerCallTimeout),
     "the program that calls us is wrong": (ProfileConflict, StreamMisused, WrongEventLoop, WrongTrioRun),
-    "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError),
+    "a supervisor mends it": (RunnerDied, RunnerFailed, FrameError, WorkerRefused),
     "we are wrong": (KernelShapeError, InvariantViolated),
 }
 CLASSES = [

@@ -56,7 +56,7 @@ LAYERS = {
     # Engines for the tests of other programs.
     "testing": Layer("attrs trio", "aio blocking bridge engine actors model nano core config errors"),
     # The programs of child processes: what `actors` is to the engine's process, without Trio.
-    "workers": Layer("attrs", "ipc model structured_outputs core config errors"),
+    "workers": Layer("attrs", "ipc model nano structured_outputs core config errors"),
     "client": Layer("attrs trio h11 wsproto", "triolet errors"),
     # The front of a fleet: it has the listener and the sockets of the server, and no engine.
     "router": Layer(
@@ -82,6 +82,7 @@ EXCEPTIONS = {
     "triolet.actors.tokenizer": words("triolet.model triolet.nano"),  # starts the tokenizer
     "triolet.actors.executors.call_frames": words("triolet.model"),  # writes tensors as bytes
     "triolet.actors.executors.registry": words("triolet.model triolet.nano"),  # starts the runner
+    "triolet.actors.executors.remote.ray_workers": words("ray"),  # an optional package
     "triolet.model.gguf.library": words("gguf"),  # an optional package, for writing
     "triolet.model.gguf.writer": words("gguf"),
     "triolet.model.gguf.write_tokenizer": words("gguf"),

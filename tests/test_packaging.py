@@ -21,6 +21,7 @@ from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import triolet
 from tests.source_tree import PACKAGE_FOLDERS, ROOT, SRC
 from triolet.kernels.cpu.targets import TARGETS, X86_TARGETS
 
@@ -113,6 +114,14 @@ def test_the_sdist_holds_the_linked_folders_once_and_at_the_top(archives: Archiv
 
 def test_a_wheel_made_from_the_sdist_is_the_wheel_made_from_the_tree(archives: Archives) -> None:
     assert sorted(archives.wheel_from_sdist) == sorted(archives.wheel)
+
+
+def test_the_version_is_that_of_the_package_and_of_a_dated_entry_of_the_changelog(archives: Archives) -> None:
+    version = triolet.__version__
+    assert f"\nVersion: {version}\n" in archives.metadata
+    entries = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert entries[0] == ("Unreleased", "")
+    assert entries[1][0] == version and re.fullmatch(r" - 20\d\d-[01]\d-[0-3]\d", entries[1][1])
 
 
 def test_the_command_and_the_licence_are_declared(archives: Archives) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -22,6 +22,10 @@ from triolet.core.worker_call import WorkerCall, WorkerOutcome
 Tell = Callable[[StepResult], None]
 
 
+Following = Callable[[], StepPlan | None]
+"""Called when a plan is computed: take the next one, or None."""
+
+
 def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     """Return the configuration of the loads after one that has succeeded: its KV cache is theirs.
 
@@ -30,7 +34,7 @@ def with_kv_cache(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     has_none = info.pooling is not None and info.pooling.needs_whole_prompts
     return attrs.evolve(
         config,
-        num_kv_blocks=None if has_none else info.num_kv_blocks,
+        num_kv_blocks=None if has_none else info.num_kv_blocks // len(info.cache_windows),
         kv_cache_bytes=None,
         max_model_len=info.max_model_len,
     )
@@ -40,6 +44,15 @@ def with_weights(config: EngineConfig, folder: str) -> EngineConfig:
     """Return the configuration with the model of a folder."""
     # Not cached: each update of single tensors has a folder of its own, and would leave a file of packed weights.
     return attrs.evolve(config, model=folder, revision=None, weights_cache=None)
+
+
+class WorkerSupply(Protocol):
+    """Workers of an engine whose number of replicas changes."""
+
+    @property
+    def num_ready(self) -> int:
+        """Number of workers that wait to be taken."""
+        ...
 
 
 class Executor(Protocol):
@@ -96,5 +109,34 @@ class Executor(Protocol):
         ...
 
     def halt(self) -> None:
-        """If a plan of several steps is being computed, end it after the current step."""
+        """If a plan of several steps is being computed, end it after the current step; send none ahead of its turn."""
+        ...
+
+    def supply(self) -> WorkerSupply | None:
+        """Return where workers come from; None for an executor with a model of its own."""
+        return None
+
+
+@runtime_checkable
+class LookAheadExecutor(Executor, Protocol):
+    """Executor whose runner takes a plan before the result of the one before it has come."""
+
+    def send_ahead(self, plan: StepPlan) -> None:
+        """Send a plan to the runner already, if it comes right after the one that was sent last. Never waits.
+
+        It is still given by `following` when its turn has come. If it never is, because a new scheduler has taken it
+        back, it is computed as well: its result is late.
+        """
+        ...
+
+    async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
+        """Compute a plan and those that follow it; see `execute`.
+
+        Args:
+            plan: one step or several.
+            tell: called with each result but the last.
+            following: called when a plan is computed, before its last result is told.
+        Returns:
+            The last result; none of a plan that was sent is missing.
+        """
         ...

@@ -2,7 +2,8 @@
 
 A grammar comes from outside, and its compilation may take for ever, or all the memory there is. So the processes have
 limits (`triolet.workers.grammar`), every question has a timeout, and a process that is late or dead is replaced by
-a copy that is asked once more. If the second copy dies, too, the grammar is at fault, and its requests fail alone.
+a copy that is asked once more. If the second copy dies, too, the grammar is at fault, and its requests fail alone. The
+time in which a process waits for a processor is no fault of its grammar, and does not count.
 
 Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
 longest goes. If all are in use, a new grammar waits. A grammar that only one request has wanted will hardly be wanted
@@ -67,7 +68,17 @@ CHECK_S = 0.5  # after which a question that has no answer makes the original sh
 NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
 IDLE_S = 15.0  # without use, after which the process of a grammar that was wanted once is ended
 IDLE_CHECK_S = 5.0
+MAX_STARVED = 10  # times its limit that a process may take altogether if it has to wait for a processor
 MAX_WAIT = 30  # for a compiler, in units of the time that one grammar may take
+
+
+def starved_s(process_id: int) -> float:
+    """Return how long a process has waited for a processor since its start, seconds; 0 where that is not known."""
+    try:
+        with open(f"/proc/{process_id}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @attrs.define(eq=False)
@@ -127,10 +138,8 @@ class GrammarProcess:
             ResourceShortage: the process reports one.
         """
         try:
-            with trio.fail_after(timeout_s):
-                if request is not None:
-                    await self.stream.send_all(GRAMMAR_REQUESTS.pack(request))
-                reply = await self._reply()
+            with trio.fail_after(MAX_STARVED * timeout_s):
+                reply = await self._reply_to(request, timeout_s)
         except trio.TooSlowError:
             self.kill()
             raise GrammarLate(f"it takes more than {timeout_s:g} s") from None
@@ -144,6 +153,18 @@ class GrammarProcess:
             self.kill()
             raise ResourceShortage(reply.shortage, "a grammar process")
         return reply
+
+    async def _reply_to(self, request: GrammarRequest | None, timeout_s: float) -> GrammarReply:
+        began_s, starved_before_s = trio.current_time(), starved_s(self.process_id)
+        deadline_s = began_s + timeout_s
+        if request is not None:
+            with trio.fail_at(deadline_s):
+                await self.stream.send_all(GRAMMAR_REQUESTS.pack(request))
+        while trio.current_time() < deadline_s:
+            with trio.move_on_at(deadline_s):
+                return await self._reply()
+            deadline_s = began_s + timeout_s + starved_s(self.process_id) - starved_before_s
+        raise trio.TooSlowError
 
     async def _reply(self) -> GrammarReply:
         while (payload := self._reader.next_payload()) is None:

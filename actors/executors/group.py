@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import attrs
 import trio
 
-from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.contract import Executor, Tell
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
@@ -33,34 +34,45 @@ T = TypeVar("T")
 GRACE_S = 1.0  # from the failure of one rank in a load until the others are killed
 
 
-class GroupExecutor:
+class Meeting:
+    """Folder on a machine in which the ranks of a group find each other, life after life."""
+
+    def __init__(self) -> None:
+        self._life = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="triolet-ranks-")
+
+    def begin_life(self) -> None:
+        """Have the ranks that start from now on meet each other, and none of an earlier life."""
+        self._life += 1
+        (Path(self._folder.name) / "life").write_text(str(self._life))
+
+    def command(self, rank: int, size: int) -> tuple[str, ...]:
+        """Return the command that starts a rank."""
+        module = "triolet.workers.rank"
+        return (sys.executable, "-P", "-m", module, str(rank), str(size), self._folder.name)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._folder.cleanup()
+
+
+class GroupExecutor(Executor):
     """Executor of several processes.
 
     Args:
-        config: with a `model` and a `tensor_parallel_size` above 1.
-    Raises:
-        ConfigError: a field that a group does not honour.
+        ranks: executors of the ranks.
+        begin_life: called before they are started.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        _check(config)
-        self._life = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="triolet-ranks-")
-        self._meeting = Path(self._folder.name)
+    def __init__(self, ranks: Sequence[ProcessExecutor], begin_life: Callable[[], Awaitable[None]]) -> None:
+        self._ranks, self._begin_life = ranks, begin_life
         self._deaths: list[RunnerDied] = []  # of this life, in their order
         self._asking: trio.CancelScope | None = None  # of the call that all ranks are to answer
-        size = config.tensor_parallel_size
-        self._ranks = [ProcessExecutor(config, self._command(rank, size)) for rank in range(size)]
-
-    def _command(self, rank: int, size: int) -> tuple[str, ...]:
-        module = "triolet.workers.rank"
-        return (sys.executable, "-P", "-m", module, str(rank), str(size), str(self._meeting))
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Start the processes, and end them with the scope; see `ProcessExecutor.running`."""
-        self._life += 1
-        (self._meeting / "life").write_text(str(self._life))
+        await self._begin_life()
         failures: list[BaseException] = []
         body, is_over = trio.CancelScope(), trio.Event()
         self._deaths.clear()
@@ -174,12 +186,38 @@ class GroupExecutor:
         for rank in self._ranks:
             rank.halt()
 
+
+class LocalGroup(GroupExecutor):
+    """Executor of several processes on this machine; see `GroupExecutor`.
+
+    Args:
+        config: with a `model` and a `tensor_parallel_size` above 1.
+    Raises:
+        ConfigError: a field that a group does not honour.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        check_group(config)
+        self._meeting, size = Meeting(), config.tensor_parallel_size
+        config = attrs.evolve(config, keep_standby=False)  # all ranks are replaced, and one of them has died
+        ranks = [ProcessExecutor(config, self._meeting.command(rank, size)) for rank in range(size)]
+        super().__init__(ranks, self._meet)
+
+    async def _meet(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._meeting.begin_life()
+
     def close(self) -> None:
         """Remove the folder in which the ranks find each other."""
-        self._folder.cleanup()
+        self._meeting.close()
 
 
-def _check(config: EngineConfig) -> None:
+def check_group(config: EngineConfig) -> None:
+    """Check what a group does not honour.
+
+    Raises:
+        ConfigError: naming the first field of these that is given.
+    """
     for field, is_wrong in (
         ("runner", config.runner == "inline"),
         ("quantization", config.quantization != "none"),

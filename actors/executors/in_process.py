@@ -14,7 +14,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.contract import Executor, Tell
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
@@ -83,7 +83,7 @@ class LoadCancelled(Exception):
     """Raised in a load whose result is not wanted any more."""
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Executor in the event loop, which waits for the model: one thread, one order of events."""
 
     def __init__(self, load: Load, load_from: LoadFrom | None = None) -> None:
@@ -126,7 +126,7 @@ class InlineExecutor:
         self._is_halted = True
 
 
-class ThreadExecutor:
+class ThreadExecutor(Executor):
     """Executor in one thread, from loading on: torch keeps its worker threads and modes by thread.
 
     The thread is never abandoned. A step cannot be interrupted, so a cancelled caller waits for its end.

@@ -9,12 +9,16 @@ The first life decides how many KV blocks there are. Later ones are asked for as
 requests in flight were admitted for that number. If a load fails so, the next one measures anew, and the scheduler ends
 what no longer fits.
 
+A plan is sent before the result of the one before it has come, if it was made before that (`send_ahead`): the process
+hands it to its device at once. Each has the time that its kind of step may take, from the result of the one before it.
+
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
     one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
 
-A fresh process needs seconds to import torch. Where a reply takes a third of the time after which the process counts
-as hung, a standby process is started: it imports the same modules and waits. It replaces the process that is killed. If
-the reply comes after all, the standby is ended a few seconds later.
+A fresh process needs seconds to import torch. So ten seconds after a load a standby process is started, which imports
+the same modules and waits; it replaces the process that dies, and the next one is started at once. With `keep_standby`
+off, that is done where a reply takes a third of the time after which the process counts as hung. If the reply comes
+after all, the standby is ended a few seconds later.
 
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
 waits for that, before it loads.
@@ -22,27 +26,29 @@ waits for that, before it loads.
 
 from __future__ import annotations
 
-import logging
-import os
-import select
-import signal
-import subprocess
+import math
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Generic, Protocol, TypeVar
 
-import attrs
 import trio
 
 from triolet.actors.executors.call_frames import packed_call, value_of
-from triolet.actors.executors.contract import Tell, with_kv_cache, with_weights
-from triolet.actors.executors.standby import Standby
+from triolet.actors.executors.connection import RunnerConnection, RunnerProcess
+from triolet.actors.executors.contract import (
+    Following,
+    LookAheadExecutor,
+    Tell,
+    with_kv_cache,
+    with_weights,
+)
+from triolet.config.devices import cores_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.recovery_state import HangLimit, RareHangLimit, step_kind
-from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
@@ -51,68 +57,30 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
+    ResourceShortage,
     RunnerDied,
     RunnerFailed,
 )
-from triolet.ipc import lifeline
 from triolet.ipc.failures import Failure, rebuild, rebuild_call_error
 from triolet.ipc.messages import (
-    REPLIES,
-    REQUESTS,
     CallAnswer,
-    FrameReader,
-    Halt,
     ImportModules,
     PrepareAdapter,
     Reply,
-    Request,
 )
-
-STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
-
-
-def describe_exit(returncode: int) -> str:
-    """Describe an exit in words, for a log."""
-    if returncode >= 0:
-        return f"ended with exit status {returncode}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"was killed by signal {-returncode}"
-
-
-def exit_code_of(process_id: int) -> int | None:
-    """Return the exit code of a process that is dying or not yet waited for, as in `Popen.returncode`.
-
-    Returns:
-        None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
-    """
-    if sys.platform != "linux":
-        return None
-    try:
-        with open(f"/proc/{process_id}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-logger = logging.getLogger("triolet.runner")
 
 # -P: the folder that the engine was started in is nowhere to look for modules.
 WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
 
-READ_BYTES = 2**16  # what a pipe holds on Linux
-GRACE_S = 1.0  # from the end of its requests until a process is killed
-SECRET_VARIABLES: Final = EngineConfig.secret_variables()
-MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 # A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
 # and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
 # no limit: it may compile kernels, and the operator watches it.
 SUSPICION = 1 / 3  # of such a limit, after which a standby process is started
-RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
+STANDBY_S = 10.0  # that a standby is kept after a late reply; late ones often come in series
+KEPT_AFTER_S = 10.0  # from a load until one is started to be kept: its imports take the time of a processor
 
 
-class ProcessExecutor:
+class ProcessExecutor(LookAheadExecutor):
     """Executor in a process.
 
     Args:
@@ -123,13 +91,18 @@ class ProcessExecutor:
     def __init__(self, config: EngineConfig, command: Sequence[str] = WORKER) -> None:
         self._config = config.without_secrets()
         self._command = tuple(command)
-        self._process: RunnerProcess | None = None
-        self._former: RunnerProcess | None = None
-        self._standby = Standby(partial(RunnerProcess.spawn, self._command))
+        self._process: RunnerConnection | None = None
+        self._former: RunnerConnection | None = None
+        # Bound from its beginning on: the imports of one replica's next process must not slow down the others.
+        self._spawn = partial(RunnerProcess.spawn, self._command, cores_of(config.device))
+        self._standby = Standby(self._spawn)
         self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
-        self._is_running = False
+        # Plans that were sent and have no last result, in their order.
+        self._sent: deque[StepPlan] = deque()
+        self._ahead: StepPlan | None = None  # a plan made ahead that was not sent so far
+        self._halted: StepPlan | None = None  # the last plan that was
         self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
 
@@ -143,20 +116,36 @@ class ProcessExecutor:
         """
         self._hang_limit = HangLimit(self._config.step_timeout)
         self._unsent.clear()
-        # Asked for only if there is one: a process that is killed has none.
-        standby = None if self._standby.process is None else self._standby.take()
-        process = standby or RunnerProcess.spawn(self._command)
+        process = await self._next_process()
         is_replaced = False
         try:
             async with process.running() as self._process:
                 yield
         except RunnerDied:
             is_replaced = True
+            self._standby.expire()  # there may be no next life
             raise
         finally:
             self._process, self._former = None, process
-            if not is_replaced and self._standby.process is not None:
+            if not is_replaced:
                 await self._standby.end()
+
+    async def _next_process(self) -> RunnerConnection:
+        """Return the process of the next life."""
+        if (standby := self._standby.take()) is None:
+            return self._spawn()
+        if self._config.keep_standby:
+            self._standby.start()  # crashes often come in series
+        return standby
+
+    def _suspect(self) -> None:
+        """Prepare for a process that may hang."""
+        self._standby.start()
+
+    def _trust(self) -> None:
+        """Prepare for the death of a process that has loaded the model."""
+        if self._config.keep_standby:
+            self._standby.keep()
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         """Load the model; only the loads up to the first that succeeds are reported.
@@ -187,18 +176,20 @@ class ProcessExecutor:
             raise rebuild(reply, otherwise=ModelError)
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
+        self._trust()
         return reply
 
-    async def _reply(self, process: RunnerProcess, limit_s: float | None) -> Reply:
+    async def _reply(self, process: RunnerConnection, limit_s: float | None) -> Reply:
         """Receive the next reply; start a standby process if it takes so long that it may never come."""
         if limit_s is not None:
             with trio.move_on_after(limit_s * SUSPICION):
                 return await process.reply()
-            self._standby.start()
+            self._suspect()
             try:
                 return await process.reply()
             finally:
-                self._standby.expire()
+                if not self._config.keep_standby:
+                    self._standby.expire()
         return await process.reply()
 
     def _load_silence_limit_s(self) -> float | None:
@@ -220,39 +211,97 @@ class ProcessExecutor:
             RunnerDied: the process ended, or hung in a step.
             RunnerFailed: a step raised an exception.
         """
-        process, kind = self._here(), step_kind(plan)
-        limit_s, began_s = self._hang_limit.limit_s(kind), trio.current_time()
-        source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
-        async with process.conversation(limit_s, f"took more than {limit_s} s for a step ({source})"):
-            while self._unsent:
-                await process.ask(self._unsent.pop(0))
-            await process.ask(plan)
-            self._is_running = True
+        return await self.execute_in_turn(plan, tell, _nothing_follows)
+
+    async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
+        """Compute a plan and those that follow it, within one conversation; see `execute`.
+
+        Each plan has the time that its kind of step may take, from the result of the one before it.
+        """
+        process = self._here()
+        async with process.conversation(*self._patience(plan)):
             try:
-                while (
-                    isinstance(reply := await self._reply(process, limit_s), StepResult) and not reply.is_last
-                ):
-                    _check(reply, plan)
-                    self._hang_limit.observe(kind, trio.current_time() - began_s)
-                    began_s = trio.current_time()
-                    process.allow(limit_s)
+                await self._send(process, plan)
+                reply = await self._last_reply(process, tell)
+                while isinstance(reply, StepResult):
+                    # Sent before anything else is done about the result: the runner must not wait.
+                    follower = following()
+                    is_sent = follower is None or self._send_now(process, follower)
+                    if is_sent and not self._sent:
+                        return reply
                     tell(reply)
+                    if follower is not None and not is_sent:
+                        await self._send(process, follower)
+                    process.allow(*self._patience(self._sent[0]))
+                    reply = await self._last_reply(process, tell)
             finally:
-                self._is_running = False
-            _check(reply, plan)
-        if isinstance(reply, Failure):
-            raise rebuild(reply, otherwise=RunnerFailed)
-        assert isinstance(reply, StepResult)
-        self._hang_limit.observe(kind, trio.current_time() - began_s)
-        return reply
+                self._sent.clear()
+        assert isinstance(reply, Failure)
+        raise rebuild(reply, otherwise=RunnerFailed)
+
+    def send_ahead(self, plan: StepPlan) -> None:
+        self._ahead = plan
+        if self._process is not None:
+            with suppress(FrameError):  # raised again when it is the plan's turn
+                self._send_the_next(self._process)
+
+    async def _send(self, process: RunnerConnection, plan: StepPlan) -> None:
+        while self._unsent:
+            await process.ask(self._unsent.pop(0))
+        if not self._send_now(process, plan):
+            await process.ask(plan)
+            self._sent.append(plan)
+            self._send_the_next(process)
+
+    def _send_now(self, process: RunnerConnection, plan: StepPlan) -> bool:
+        """Send a plan behind the others without waiting, unless it was sent ahead; False if that is not possible."""
+        if any(plan is sent for sent in self._sent):
+            return True
+        if self._unsent or not process.post(plan):
+            return False
+        self._sent.append(plan)
+        self._send_the_next(process)
+        return True
+
+    def _send_the_next(self, process: RunnerConnection) -> None:
+        """Send the plan ahead, once the plan that it was made after is the last that was sent."""
+        plan, last = self._ahead, self._sent[-1] if self._sent else None
+        if plan is None or last is None or last.num_steps > 1 or self._unsent:
+            return
+        # In any other order it would be computed for rows that another plan leaves.
+        if plan.is_ahead and plan.step_id == last.step_id + 1 and process.post(plan):
+            self._sent.append(plan)
+            self._ahead = None
+
+    def _patience(self, plan: StepPlan) -> tuple[float | None, str]:
+        limit_s = self._hang_limit.limit_s(step_kind(plan))
+        source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
+        return limit_s, f"took more than {limit_s} s for a step ({source})"
+
+    async def _last_reply(self, process: RunnerConnection, tell: Tell) -> StepResult | Failure:
+        """Receive the replies to the oldest plan that was sent; return the last of them."""
+        plan, began_s = self._sent[0], trio.current_time()
+        kind = step_kind(plan)
+        limit_s, late = self._patience(plan)
+        while True:
+            reply = _checked(await self._reply(process, limit_s), plan)
+            if isinstance(reply, Failure):
+                return reply
+            self._hang_limit.observe(kind, trio.current_time() - began_s)
+            if reply.is_last:
+                self._sent.popleft()
+                return reply
+            began_s = trio.current_time()
+            process.allow(limit_s, late)
+            tell(reply)
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         await trio.lowlevel.checkpoint()
         if self._process is None:
             return  # the next process is told once it has loaded the model
         message = PrepareAdapter(adapter.path, adapter.digest, is_pinned)
-        # While a plan is being sent, nothing may come in between.
-        if not (self._is_running or self._process.is_idle) or not self._process.post(message):
+        # A process that loads its model would not know what to do with it.
+        if not (self._sent or self._process.is_idle) or not self._process.post(message):
             self._unsent.append(message)
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
@@ -283,295 +332,117 @@ class ProcessExecutor:
         """Do nothing: the model has ended with its process."""
 
     def halt(self) -> None:
-        if self._is_running and self._process is not None:
-            self._is_running = False  # once is enough
+        self._ahead = None  # it is sent in its turn, unless it is taken back
+        if self._sent and self._process is not None and self._sent[0] is not self._halted:
+            self._halted = self._sent[0]  # once is enough
             self._process.halt()
 
-    def _here(self) -> RunnerProcess:
+    def _here(self) -> RunnerConnection:
         if self._process is None:
             raise RuntimeError("an executor must be used within its running()")
         return self._process
 
 
-def _check(reply: Reply, plan: StepPlan) -> None:
+def _nothing_follows() -> StepPlan | None:
+    """Return None: the executor returns when the plan is computed."""
+    return None
+
+
+def _checked(reply: Reply, plan: StepPlan) -> StepResult | Failure:
     if not isinstance(reply, StepResult | Failure):
         raise FrameError(f"a step must end with a StepResult; got a {type(reply).__name__}")
     if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
         raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
+    return reply
 
 
-@attrs.define(eq=False)
-class RunnerProcess:
-    """One process, with all descriptors that must be closed after it."""
-
-    _popen: subprocess.Popen[bytes]
-    _requests: trio.lowlevel.FdStream
-    _replies: trio.lowlevel.FdStream
-    _errors: trio.lowlevel.FdStream
-    _lifeline: int
-    _pidfd: int | None  # of Linux only; open until the process has been reaped
-    _reader: FrameReader = attrs.field(factory=REPLIES.reader)
-    _dying: trio.Event = attrs.field(factory=trio.Event)
-    _exited: trio.Event = attrs.field(factory=trio.Event)
-    _line: bytes = b""
-    _last_words: StderrTail = attrs.field(factory=StderrTail)
-    _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _talk: trio.CancelScope | None = None
-
-    @classmethod
-    def spawn(cls, command: Sequence[str]) -> RunnerProcess:
-        """Start a process; return when its program has been found.
-
-        Raises:
-            ResourceShortage: no process can be started now; nothing is left of the attempt.
-        """
-        # Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
-        # and the threads in which Trio starts processes end after ten idle seconds.
-        with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
-            requests_end, requests = _open_pipe(reader=theirs, writer=ours)
-            replies, replies_end = _open_pipe(reader=ours, writer=theirs)
-            errors, errors_end = _open_pipe(reader=ours, writer=theirs)
-            life, life_end = _open_pipe(reader=ours, writer=theirs)
-            popen = subprocess.Popen(
-                command,
-                stdin=requests_end,
-                stdout=replies_end,
-                stderr=errors_end,
-                pass_fds=[life_end],
-                env={**_environment(), lifeline.VARIABLE: str(life_end)},
-                # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
-                start_new_session=True,
-            )
-            ours.callback(popen.wait)
-            ours.callback(popen.kill)
-            # Opened here, where it may fail: the task that waits for the end of the process has no one to tell.
-            pidfd = os.pidfd_open(popen.pid) if sys.platform == "linux" else None
-            ours.pop_all()
-        stream = trio.lowlevel.FdStream
-        return cls(popen, stream(requests), stream(replies), stream(errors), life, pidfd)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[RunnerProcess]:
-        """Enclose the life of the process: when left it is asked to end, then killed, and always reaped."""
-        failure: BaseException | None = None
-        trio.lowlevel.spawn_system_task(self._reap)  # may take longer than this scope waits
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            nursery.start_soon(self._log_errors)
-            try:
-                with self._idle:
-                    yield self
-                if self._idle.cancelled_caught:
-                    raise await self._death()
-            except BaseException as error:  # raised again below, without the nursery's group around it
-                failure = error
-            with trio.CancelScope(shield=True):
-                await self._end()
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-
-    @asynccontextmanager
-    async def conversation(self, timeout_s: float | None, late: str) -> AsyncGenerator[None]:
-        """Enclose a request and its reply; a process whose conversation is broken off is killed.
-
-        Args:
-            timeout_s: longest time until the reply, or until `allow`, seconds; None for ever.
-            late: what the process did if it takes longer, for the error.
-        Raises:
-            RunnerDied: the process has ended, was killed after `timeout_s`, or sent something that is no reply.
-        """
-        if self._dying.is_set():
-            raise await self._death()
-        scope = self._talk = trio.CancelScope()
-        if timeout_s is not None:
-            scope.deadline = trio.current_time() + timeout_s
-        try:
-            try:
-                with scope:
-                    yield
-            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-                self._note_death()
-                raise await self._death() from None
-            except FrameError as error:
-                raise await self._death(f"and the engine do not understand each other ({error})") from error
-            if scope.cancelled_caught:
-                raise await self._death(None if self._dying.is_set() else late, is_hang=True) from None
-        except BaseException:
-            self._popen.kill()
-            raise
-        finally:
-            self._talk = None
-        if self._dying.is_set():
-            self._idle.cancel()
-
-    async def ask(self, request: Request) -> None:
-        """Send a request, within a conversation."""
-        await self._requests.send_all(REQUESTS.pack(request))
-
-    def allow(self, timeout_s: float | None) -> None:
-        """Set the deadline of the conversation anew, unless it is being called off; seconds from now."""
-        if self._talk is not None and timeout_s is not None and not self._dying.is_set():
-            self._talk.deadline = trio.current_time() + timeout_s
-
-    @property
-    def is_idle(self) -> bool:
-        """True between two conversations."""
-        return self._talk is None
-
-    def halt(self) -> None:
-        """Send a `Halt`, after a plan."""
-        self.post(Halt())
-
-    def post(self, message: Halt | PrepareAdapter | ImportModules) -> bool:
-        """Send a request that is not answered, and may come at any time but while another one is being sent.
-
-        Returns:
-            False if nothing was sent, because there is no room in the pipe now.
-        """
-        frame = REQUESTS.pack(message)
-        # A pipe takes as much as this whole or not at all.
-        if len(frame) > select.PIPE_BUF:
-            return False
-        # The reader of the replies learns of a death.
-        with suppress(OSError):
-            os.write(self._requests.fileno(), frame)
-            return True
-        return False
-
-    async def reply(self) -> Reply:
-        """Receive the next reply, within a conversation."""
-        while (payload := self._reader.next_payload()) is None:
-            if not (data := await self._replies.receive_some(READ_BYTES)):
-                raise EOFError
-            self._reader.feed(data)
-        return REPLIES.unpack(payload)
-
-    async def gone(self) -> None:
-        """Wait until the system has freed what the process held."""
-        await self._exited.wait()
+class Replacement(Protocol):
+    """What a standby needs of a process."""
 
     @property
     def is_alive(self) -> bool:
         """False once the system says that it has ended."""
-        return self._popen.poll() is None
+        ...
+
+    def post(self, message: ImportModules) -> bool:
+        """Send a request that is not answered."""
+        ...
 
     def discard(self) -> None:
-        """Kill a process that was never `running()`, and close what belongs to it."""
-        self._popen.kill()
-        for stream in (self._requests, self._replies, self._errors):
-            stream.close()
-        os.close(self._lifeline)
-        trio.lowlevel.spawn_system_task(self._reap)  # the system takes a while to free its memory
+        """Kill it and close what belongs to it."""
+        ...
 
-    async def _watch(self) -> None:
-        """Wait for the end of the lifeline, whatever else is cancelled."""
-        with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
-            await trio.lowlevel.wait_readable(self._lifeline)
-            self._note_death()
+    async def gone(self) -> None:
+        """Wait until the system has freed what it held."""
+        ...
 
-    async def _reap(self) -> None:
-        """Wait for the end of the process, also after its scope has ended."""
+
+P = TypeVar("P", bound=Replacement)
+
+
+class Standby(Generic[P]):
+    """Process that has imported what a load needs and holds no model, or none.
+
+    Args:
+        spawn: starts a process.
+    """
+
+    def __init__(self, spawn: Callable[[], P]) -> None:
+        self._spawn = spawn
+        self.process: P | None = None
+        """The process, until it is taken or ended."""
+        self._use = trio.CancelScope()
+        self._delay = trio.CancelScope()
+
+    def keep(self) -> None:
+        """Start the process in `KEPT_AFTER_S`, unless it is called off before: then there is one until it is taken."""
+        self._delay.cancel()
+        self._delay = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(self._start_at, trio.current_time() + KEPT_AFTER_S, self._delay)
+
+    async def _start_at(self, time_s: float, delay: trio.CancelScope) -> None:
+        with delay:
+            await trio.sleep_until(time_s)
+            self.start()
+
+    def start(self) -> None:
+        """Start the process unless there is one; where there is no room for one there is none."""
+        if self.process is None:
+            with suppress(ResourceShortage, OSError):
+                self.process = self._spawn()
+                self.process.post(ImportModules())
+                self._use = trio.CancelScope()
+                trio.lowlevel.spawn_system_task(self._end_unused, self.process, self._use)
+        self._use.deadline = math.inf
+
+    def expire(self) -> None:
+        """Let the process end unless it is taken soon."""
+        self._delay.cancel()
+        self._use.deadline = trio.current_time() + STANDBY_S
+
+    def take(self) -> P | None:
+        """Give the process away, if there is one that lives."""
+        process, self.process = self.process, None
+        self._delay.cancel()
+        self._use.cancel()
+        if process is None or process.is_alive:
+            return process
+        process.discard()
+        return None
+
+    async def end(self) -> None:
+        """End the process, if there is one, and wait until it has gone."""
+        if (process := self.take()) is not None:
+            process.discard()
+            with trio.CancelScope(shield=True):
+                await process.gone()
+
+    async def _end_unused(self, process: P, use: trio.CancelScope) -> None:
+        # a system task, since a killed process ends the scope of the executor before the next one takes this
         try:
-            await self._wait_for_exit()
+            with use:
+                await trio.sleep_forever()
         finally:  # also if all of Trio ends first
-            self._popen.kill()
-            self._popen.wait()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
-        self._exited.set()
-        self._note_death()
-
-    async def _wait_for_exit(self) -> None:
-        if self._popen.poll() is not None:  # `Popen.kill` looks first, and reaps
-            return
-        if self._pidfd is not None:
-            await trio.lowlevel.wait_readable(self._pidfd)
-            self._popen.wait()
-        else:
-            await trio.to_thread.run_sync(self._popen.wait, limiter=trio.CapacityLimiter(1))
-
-    def _note_death(self) -> None:
-        """Cancel the task that waits for the process."""
-        if self._dying.is_set():
-            return
-        self._dying.set()
-        if self._talk is None:
-            self._idle.cancel()
-        else:  # its last reply is in the pipe, or will never come
-            self._talk.deadline = trio.current_time()
-
-    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
-        """Kill the process if it still lives, and return the exception that says how it died.
-
-        Args:
-            reason: why it is killed, if it still lives.
-            is_hang: that reason is a hang.
-        """
-        self._popen.kill()  # changes no exit status of a process that is ending already
-        await self._dying.wait()
-        returncode = self._popen.returncode
-        # 0 may be yet to change: descriptors are closed before it is known how a process ends.
-        if returncode is None and not (returncode := exit_code_of(self._popen.pid)):
-            await self._exited.wait()
-            returncode = self._popen.returncode
-        self._hear_the_rest()
-        is_hang = is_hang and reason is not None
-        reason = reason or describe_exit(returncode)
-        if last_words := self._last_words.since(trio.current_time() - RECENT_S):
-            reason += "; its last words: " + " | ".join(last_words)
-        return RunnerDied(reason, returncode, is_hang=is_hang)
-
-    async def _end(self) -> None:
-        self._requests.close()
-        if not self._dying.is_set():
-            with trio.move_on_after(GRACE_S):
-                await self._exited.wait()
-            self._popen.kill()
-            await self._exited.wait()
-        self._hear_the_rest()
-        self._replies.close()
-        self._errors.close()
-        trio.lowlevel.notify_closing(self._lifeline)
-        os.close(self._lifeline)
-
-    async def _log_errors(self) -> None:
-        """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
-        with suppress(trio.ClosedResourceError):
-            while data := await self._errors.receive_some(READ_BYTES):
-                self._hear(data)
-
-    def _hear_the_rest(self) -> None:
-        """Log what a dead process has left in the pipe: it may be the reason."""
-        with suppress(BlockingIOError):
-            while data := os.read(self._errors.fileno(), READ_BYTES):
-                self._hear(data)
-        self._log(self._line)
-        self._line = b""
-
-    def _hear(self, data: bytes) -> None:
-        *lines, self._line = (self._line + data).split(b"\n")
-        if len(self._line) > MAX_LINE_BYTES:
-            lines, self._line = [*lines, self._line], b""
-        for whole in lines:
-            self._log(whole)
-
-    def _log(self, line: bytes) -> None:
-        if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
-            self._last_words.hear(text, trio.current_time())
-            logger.warning("process %d: %s", self._popen.pid, text)
-
-
-def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
-    ends = os.pipe()
-    reader.callback(os.close, ends[0])
-    writer.callback(os.close, ends[1])
-    return ends
-
-
-def _environment() -> dict[str, str]:
-    """Return this program's environment without secrets, and with its module search path."""
-    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    shared = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    return {**shared, "PYTHONPATH": search_path}
+            if self.process is process:
+                self.process = None
+                process.discard()

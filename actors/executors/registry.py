@@ -17,13 +17,16 @@ from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepRunner
+from triolet.errors import ConfigError
+
+REMOTE: Final = ("remote", "ray")  # kinds whose model is on other machines
 
 ExecutorFactory = Callable[[EngineConfig], AbstractContextManager[Executor]]
 
 
 @contextmanager
 def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfig) -> Iterator[Executor]:
-    next_config = config
+    config = next_config = _with_model(config)
 
     def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
@@ -50,7 +53,49 @@ def _in_a_process(config: EngineConfig) -> Iterator[Executor]:
     # The message converters of `ipc` take time to build: only an engine with a process needs them.
     from triolet.actors.executors.process import ProcessExecutor
 
-    yield ProcessExecutor(config)
+    yield ProcessExecutor(_with_model(config))
+
+
+@contextmanager
+def open_remote_executors(
+    config: EngineConfig, num_executors: int, num_first: int
+) -> Iterator[tuple[Executor, ...]]:
+    """Open executors that take workers from one port; see `open_executor`.
+
+    Args:
+        config: of one replica.
+        num_executors: the most that there are.
+        num_first: those that the engine begins with.
+    """
+    from triolet.actors.executors.remote.executor import RemoteExecutor, RemoteGroup
+    from triolet.actors.executors.remote.port import WorkerPort
+
+    workers = None
+    if config.runner == "ray":
+        from triolet.actors.executors.remote.ray_workers import port_for_ray
+
+        port, workers = port_for_ray(config, num_first)
+        port.on_start = workers.start
+    else:
+        port = WorkerPort.of(config)
+    # A worker finds the model that ships with the package in its own.
+    source = model_source(config)
+    folder = source if Path(source).exists() else None
+    kind = RemoteExecutor if config.tensor_parallel_size == 1 else RemoteGroup
+    try:
+        yield tuple(
+            kind(config, port, folder, is_further=number >= num_first) for number in range(num_executors)
+        )
+    finally:
+        if workers is not None:
+            workers.close()
+        port.close()
+
+
+@contextmanager
+def _remote(config: EngineConfig) -> Iterator[Executor]:
+    with open_remote_executors(config, 1, 1) as [executor]:
+        yield executor
 
 
 EXECUTORS: Final[Mapping[str, ExecutorFactory]] = MappingProxyType(
@@ -58,15 +103,17 @@ EXECUTORS: Final[Mapping[str, ExecutorFactory]] = MappingProxyType(
         "inline": partial(_in_process, InlineExecutor),
         "thread": partial(_in_process, ThreadExecutor),
         "process": _in_a_process,
+        "remote": _remote,
+        "ray": _remote,
     }
 )
 
 
 @contextmanager
 def _in_a_group(config: EngineConfig) -> Iterator[Executor]:
-    from triolet.actors.executors.group import GroupExecutor
+    from triolet.actors.executors.group import LocalGroup
 
-    executor = GroupExecutor(config)
+    executor = LocalGroup(_with_model(config))
     try:
         yield executor
     finally:
@@ -75,11 +122,15 @@ def _in_a_group(config: EngineConfig) -> Iterator[Executor]:
 
 def executor_class_of(config: EngineConfig) -> type[Executor]:
     """Return the class of the executor that the configuration names."""
-    if config.tensor_parallel_size > 1:
-        from triolet.actors.executors.group import GroupExecutor
-
-        return GroupExecutor
     kind = runner_of(config)
+    if kind in REMOTE:
+        from triolet.actors.executors.remote.executor import RemoteExecutor, RemoteGroup
+
+        return RemoteExecutor if config.tensor_parallel_size == 1 else RemoteGroup
+    if config.tensor_parallel_size > 1:
+        from triolet.actors.executors.group import LocalGroup
+
+        return LocalGroup
     if kind == "process":
         from triolet.actors.executors.process import ProcessExecutor
 
@@ -103,10 +154,26 @@ def has_gpu_driver() -> bool:
 
 @contextmanager
 def open_executor(config: EngineConfig) -> Iterator[Executor]:
-    """Open the executor that the configuration names; its model is dropped when the scope is left."""
-    kind = EXECUTORS[runner_of(config)] if config.tensor_parallel_size == 1 else _in_a_group
-    with kind(attrs.evolve(config, model=model_source(config))) as executor:
+    """Open the executor that the configuration names; its model is dropped when the scope is left.
+
+    Raises:
+        ConfigError: fields that do not fit together.
+    """
+    runner = runner_of(config)
+    if runner not in REMOTE:
+        for field in ("worker_listen", "worker_certfile"):
+            if (value := getattr(config, field)) is not None:
+                raise ConfigError(
+                    field, f"given together with runner 'remote' or 'ray', and not {runner!r}", value
+                )
+    is_group = config.tensor_parallel_size > 1 and runner not in REMOTE
+    kind = _in_a_group if is_group else EXECUTORS[runner]
+    with kind(config) as executor:
         yield executor
+
+
+def _with_model(config: EngineConfig) -> EngineConfig:
+    return attrs.evolve(config, model=model_source(config))
 
 
 def model_source(config: EngineConfig) -> str:

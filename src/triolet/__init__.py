@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from triolet.engine.token_stream import TokenStream
     from triolet.ipc.snapshot import Snapshot
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BeamSearchOutput",

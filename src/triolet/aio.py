@@ -25,7 +25,8 @@ import trio
 from triolet.bridge.engine_thread import EngineThread, RemoteCall
 from triolet.bridge.remote_engine import RemoteEngine, RequestFields, engine_time
 from triolet.bridge.remote_stream import RemoteStream
-from triolet.config.engine import EngineConfig, EngineFields
+from triolet.config.engine import EngineConfig
+from triolet.config.engine_fields import EngineFields
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput

@@ -383,23 +383,23 @@ class RunnerDied(TrioletError):
 
     Args:
         reason: completing "the model runner's process ...".
-        returncode: its exit status, or, negative, the number of the signal that ended it.
+        returncode: its exit status, or, negative, the number of the signal that ended it; None on another machine.
         is_hang: it was ended because it hung.
     """
 
-    def __init__(self, reason: str, returncode: int, *, is_hang: bool = False) -> None:
+    def __init__(self, reason: str, returncode: int | None, *, is_hang: bool = False) -> None:
         super().__init__(f"the model runner's process {reason}")
         self.reason, self.returncode, self.is_hang = reason, returncode, is_hang
 
     @property
     def exit_status(self) -> int | None:
         """The exit status, if it ended by itself."""
-        return self.returncode if self.returncode >= 0 else None
+        return self.returncode if self.returncode is not None and self.returncode >= 0 else None
 
     @property
     def signal(self) -> int | None:
         """The number of the signal that ended it, if one did."""
-        return -self.returncode if self.returncode < 0 else None
+        return -self.returncode if self.returncode is not None and self.returncode < 0 else None
 
 
 class RunnerFailed(TrioletError):
@@ -408,6 +408,10 @@ class RunnerFailed(TrioletError):
 
 class FrameError(TrioletError, ValueError):
     """Bytes between the engine and the process of the model runner do not follow their protocol."""
+
+
+class WorkerRefused(TrioletError):
+    """An engine and a worker that has connected to it do not work together: another token, or another version."""
 
 
 # ------------------------------------------------------------------------------- bugs in triolet

@@ -9,9 +9,10 @@ import pytest
 import trio
 
 from tests.core.fake_model import FakeModel, expected_answer
-from triolet.actors.executors.contract import Tell
+from triolet.actors.executors.contract import Executor, Tell
 from triolet.config.engine import EngineConfig
 from triolet.core import engine_core
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
@@ -25,6 +26,7 @@ from triolet.errors import InvalidPrompt, InvariantViolated
 
 STEP_S = 0.01
 VOCAB = 50
+LONGEST = 2**20  # tokens of a sequence, where neither cache nor story sets a limit
 
 
 class Panic(BaseException):
@@ -45,20 +47,23 @@ class LetterTokenizer:
         return "".join(chr(65 + token_id) for token_id in token_ids)
 
 
-def model_info(num_blocks: int, block_size: int) -> ModelInfo:
-    """A model whose longest sequence fills the whole cache."""
+def model_info(
+    num_blocks: int, block_size: int, windows: tuple[int | None, ...] = (None,), longest: int = LONGEST
+) -> ModelInfo:
+    """A model whose longest sequence fills the whole cache, or is as long as its windows allow."""
     return ModelInfo(
         folder="/nowhere",
         architecture="Fake",
         backend="native",
         vocab_size=VOCAB,
         max_position=4096,
-        max_model_len=num_blocks * block_size,
+        max_model_len=min(CacheGroups(windows).longest(num_blocks, block_size), longest),
         num_kv_blocks=num_blocks,
         block_size=block_size,
         dtype="float32",
         device="cpu",
         generation=GenerationDefaults(),
+        cache_windows=windows,
     )
 
 
@@ -72,11 +77,18 @@ def weights_of(folder: str | None) -> int:
     return 0 if folder is None else int(folder.rpartition("-")[2])
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Fulfils the executor contract in virtual time; faults are planted by replacing `before_step`."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        windows: tuple[int | None, ...] = (None,),
+        longest: int = LONGEST,
+    ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.windows, self.longest = windows, longest
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.num_lives = 0
         self.plans: list[StepPlan] = []  # a run as its steps
@@ -92,8 +104,10 @@ class FakeExecutor:
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         await trio.lowlevel.checkpoint()
         self.num_lives += 1
-        self.model = FakeModel(self.num_blocks, self.block_size, VOCAB, weights_of(self.folder))
-        return model_info(self.num_blocks, self.block_size)
+        self.model = FakeModel(
+            self.num_blocks, self.block_size, VOCAB, weights_of(self.folder), windows=self.windows
+        )
+        return model_info(self.num_blocks, self.block_size, self.windows, self.longest)
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         self.is_halted = False

@@ -17,6 +17,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.harness import (
+    STEP_S,
     FakeExecutor,
     LetterTokenizer,
     Panic,
@@ -31,11 +32,15 @@ from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
 from triolet.actors.watchdog import ActorStuck, restart_cause
+from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
+from triolet.core.messages import SchedulerMessage, Wake
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.scheduling.budget import SchedulerConfig
+from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
@@ -225,6 +230,37 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
                     life.cancel_scope.cancel()
                     may_go_on.set()
     assert sorted(answers) == [(0,), (1,), (2,)]
+
+
+async def test_no_plan_of_a_scheduler_that_has_crashed_is_computed_for_rows_that_the_next_one_replaces(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next scheduler has to wait for a resource of the machine; the runner has all the time to go on."""
+    executor, began = FakeExecutor(num_blocks=64, block_size=4), list[int]()
+    new_scheduler, handle = EngineCore.new_scheduler, scheduler._handle
+
+    def crash_at_an_arrival(message: SchedulerMessage, core: EngineCore, channels: Channels) -> None:
+        if isinstance(message, Wake) and channels.num_unread_plans and len(began) == 1:
+            in_flight.append(len(executor.plans))
+            raise ResourceShortage("memory", "a planted crash")
+        handle(message, core, channels)
+
+    def note_life(core: EngineCore, config: SchedulerConfig) -> Scheduler:
+        began.append(len(executor.plans))
+        return new_scheduler(core, config)
+
+    in_flight: list[int] = []
+    monkeypatch.setattr(scheduler, "_handle", crash_at_an_arrival)
+    monkeypatch.setattr(EngineCore, "new_scheduler", note_life)
+    answers: dict[int, tuple[object, object]] = {}
+    async with fake_engine(executor, async_scheduling=True) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(collect, engine, [1] * 3, 1, 20, answers)
+        await trio.sleep(5.5 * STEP_S)
+        nursery.start_soon(collect, engine, [2] * 3, 2, 20, answers)
+    assert in_flight, "two steps were planned when it crashed"
+    assert began[1:] == in_flight, "the one that was computed, and not the one behind it"
+    assert len(answers) == 2
+    assert all(got == expected for got, expected in answers.values())
 
 
 # --------------------------------------------------------------------------- while the runner is away

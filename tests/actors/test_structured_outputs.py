@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ import trio
 
 import triolet
 from tests.model.tiny import make_model
+from tests.source_tree import SRC
 from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 from triolet.actors import structured_output
 from triolet.actors.grammar_requests import GrammarRequests
@@ -318,7 +321,11 @@ async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) 
     ("form", "limits", "message"),
     [
         (SLOW, {"grammar_timeout": 0.3}, r"structured_outputs.json .* it takes more than 0.3 s"),
-        (LARGE, {"grammar_memory_bytes": 2**24}, "structured_outputs.regex .* too much memory"),
+        (
+            LARGE,
+            {"grammar_memory_bytes": 2**24, "grammar_timeout": 30.0},
+            "structured_outputs.regex .* too much memory",
+        ),
     ],
 )
 async def test_a_hostile_form_fails_alone_and_stalls_nobody(
@@ -481,6 +488,33 @@ async def test_a_question_that_the_actor_loses_is_found_by_the_watchdog_which_na
         nursery.cancel_scope.cancel()
     # The first one counts: on a busy machine the next life, too, may take longer than this limit to begin.
     assert named[0] == "structured_output"
+
+
+IMPORTS_AT_THE_FIRST_FORM = """
+import sys
+import trio
+import triolet
+from triolet import SamplingParams
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+
+async def main():
+    async with triolet.open_engine(model=sys.argv[1], runner="thread", num_kv_blocks=64) as engine:
+        await engine.complete([1, 2], SamplingParams(max_tokens=3))
+        before = set(sys.modules)
+        form = StructuredOutputsParams(choice=["ab"])
+        output = await engine.complete([1, 2], SamplingParams(structured_outputs=form))
+        print(output.text, *(set(sys.modules) - before))
+
+trio.run(main)
+"""
+
+
+def test_the_first_form_imports_nothing_into_the_loop(folder: Path) -> None:
+    """In a process of its own, since this one has imported everything."""
+    command = [sys.executable, "-c", IMPORTS_AT_THE_FIRST_FORM, str(folder)]
+    environ = {**os.environ, "PYTHONPATH": str(SRC)}
+    told = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    assert told.stdout == "ab\n"
 
 
 async def test_a_model_without_a_tokenizer_refuses_forms(tmp_path: Path) -> None:

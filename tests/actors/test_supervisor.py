@@ -274,7 +274,7 @@ async def test_a_supervisor_that_never_gives_up_waits_longer_and_longer_once_the
         raise ValueError("planted")
 
     nursery = Nursery()
-    boss = supervisor(nursery, [ChildSpec(name="a", start=crash)], gives_up=False)
+    boss = supervisor(nursery, [ChildSpec(name="a", start=crash)], gives_up=lambda: False)
     with trio.move_on_after(100):
         await boss.run()
     pauses_s = [round(after - before, 3) for before, after in itertools.pairwise(starts_s)]

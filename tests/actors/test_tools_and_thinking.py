@@ -19,6 +19,7 @@ from triolet.core.tools import (
     ToolCallEnd,
     plan_tools,
 )
+from triolet.core.tools.answer import thinking_switch_of
 from triolet.errors import ChatTemplateError, InvalidPrompt, UnsupportedFeature
 
 TEMPLATE = (
@@ -69,6 +70,7 @@ def params(**fields: Any) -> SamplingParams:
 async def test_the_engine_tells_the_formats_from_the_template(folder: Path) -> None:
     async with opened(folder) as engine:
         assert (engine.tool_parser, engine.reasoning_parser) == ("hermes", "qwen3")
+        assert thinking_switch_of(engine.tokenizer) == "enable_thinking"
     async with opened(folder, tool_parser="mistral", reasoning_parser="none") as engine:
         assert (engine.tool_parser, engine.reasoning_parser) == ("mistral", None)
 
@@ -285,3 +287,44 @@ async def test_a_budget_is_refused_where_thinking_is_not_known(tmp_path: Path) -
         ):
             await engine.complete([1, 2], params(thinking_token_budget=3))
         assert (await engine.complete([1, 2], params(thinking_token_budget=-1, max_tokens=2))).finished
+
+
+OPENS_ITSELF = (
+    "{{ messages[0].content.split('</think>')[-1] }}<|assistant|>{% if thinking %}<think>{% endif %}"
+)
+LEAVES_IT_TO_THE_MODEL = (
+    "{{ messages[0].content }}{% if enable_thinking %}Think, <think> and </think>.{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "beginning"),
+    [
+        (OPENS_ITSELF, {}, "form"),
+        (OPENS_ITSELF, {"thinking": False}, "form"),
+        (OPENS_ITSELF, {"thinking": True}, "reasoning"),
+        (LEAVES_IT_TO_THE_MODEL, {}, "<think>"),
+    ],
+)
+async def test_a_form_begins_the_answer_where_a_template_that_opens_reasoning_has_not(
+    tmp_path: Path, template: str, kwargs: dict[str, bool], beginning: str
+) -> None:
+    make_model("llama-plain", tmp_path, with_tokenizer=True, max_position_embeddings=1024)
+    change_json(tmp_path / "tokenizer_config.json", chat_template=template)
+    async with opened(tmp_path) as engine:
+        assert engine.reasoning_parser == "qwen3"
+        eager = engine.tokenizer.encode("<think>", add_special_tokens=False)[
+            0
+        ]  # the model wants to begin with it
+        prompt = {"messages": MESSAGES, "chat_template_kwargs": kwargs}
+        output = await engine.complete(
+            prompt, params(structured_outputs=DIGITS, logit_bias={eager: 100.0}, max_tokens=40)
+        )
+    text = output.outputs[0].text
+    match beginning:
+        case "form":
+            assert text.isdigit() and len(text) == 3
+        case "<think>":
+            assert text.startswith("<think>")
+        case _:  # until the limit: it never writes the closing mark
+            assert output.prompt.endswith("<think>") and not text.isdigit()

@@ -58,6 +58,11 @@ class FakeEngine:
     params: list[SamplingParams] = attrs.field(factory=list)
     max_model_len: int = 1024
     reasoning_parser: str | None = None
+    tokenizer: Any = attrs.field(
+        factory=lambda: SimpleNamespace(
+            template_source="", template_variables={"enable_thinking"}, thinking_prompt=""
+        )
+    )
 
     @property
     def model_name(self) -> str:

@@ -64,10 +64,57 @@ def test_a_package_that_is_missing_or_too_old_is_a_problem(monkeypatch: pytest.M
 def test_a_container_that_gives_less_than_its_processors_is_noted(
     quota: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cpu.max").write_text(quota + "\n")
-    monkeypatch.setattr(checks, "CPU_MAX", tmp_path / "cpu.max")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert found(checks.processor())["processor"][0] == state
+
+
+@pytest.mark.parametrize(
+    ("asked", "state", "text"),
+    [
+        (None, "ok", "2 for a step on the processor: one for each core, of whose hyper-threads 4 are usable"),
+        ("3", "ok", "3 for a step on the processor: OMP_NUM_THREADS is 3"),
+        ("5", "note", "4 for a step on the processor: OMP_NUM_THREADS is 5; OMP_NUM_THREADS must be at most"),
+    ],
+)
+def test_the_number_of_threads_is_told_with_its_reason(
+    asked: str | None, state: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    if asked is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    finding = found(checks.threads())["threads"]
+    assert (finding[0], finding[1][: len(text)]) == (state, text)
+
+
+def test_nodes_of_memory_are_noted_with_the_replicas_that_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(tmp_path, monkeypatch)
+    assert "4 of" in found(checks.processor())["processor"][1]
+    state, text = found(checks.processor())["nodes"]
+    assert (state, "--replicas 2" in text) == ("note", True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+    assert "nodes" not in found(checks.processor())
+
+
+def machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of two cores, each with two hyper-threads and a node of memory."""
+    for core in (0, 1):
+        topologies = [f"cpu/cpu{number}/topology/core_cpus_list" for number in (core, core + 2)]
+        for name in (*topologies, f"node/node{core}/cpulist"):
+            path = root / "sys/devices/system" / name
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{core},{core + 2}\n")
+    monkeypatch.setattr(checks, "ROOT", root)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
 
 
 @pytest.mark.parametrize(("free", "state"), [(10**8, "problem"), (10**10, "ok")])
@@ -90,6 +137,24 @@ def test_kernels_that_are_switched_off_or_named_wrongly_are_told(
     finally:
         loaded_kernels.cache_clear()
     assert (finding[0], text in finding[1]) == (state, True)
+
+
+def test_the_last_calibrations_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "no model has been measured" in found(checks.calibrations())["calibration"][1]
+    (tmp_path / "triolet").mkdir()
+    for number, rows in enumerate((1, 2, 4, 8, 2**31 - 1)):
+        path = tmp_path / "triolet" / f"calibration-{number}.json"
+        path.write_text(json.dumps({"key": {}, "choices": {"argmax_filter_rows": rows, "few_rows": 2}}))
+        os.utime(path, (number, number))
+    (tmp_path / "triolet" / "calibration-damaged.json").write_text("{")
+    texts = [finding.text for finding in checks.calibrations()]
+    assert [text.partition(":")[0] for text in texts] == [
+        "argmax_filter_rows any, few_rows 2",
+        "argmax_filter_rows 8, few_rows 2",
+        "argmax_filter_rows 4, few_rows 2",
+        "and of 2 more models or settings",
+    ]
 
 
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,13 @@ def test_a_variable_that_nothing_reads_is_warned_of_once_with_the_nearest_name(
     ("flags", "environ", "message"),
     [
         ({"block_size": "0"}, {}, "--block-size must be a whole number of at least 1; got 0"),
-        ({"block_size": "many"}, {}, "--block-size must be a whole number; got 'many'"),
+        ({"block_size": "many"}, {}, "--block-size must be a whole number, or none; got 'many'"),
         ({"dtype": "int3"}, {}, "--dtype must be one of auto, float32, bfloat16, float16; got 'int3'"),
-        ({}, {"TRIOLET_DEVICE": "moon"}, "TRIOLET_DEVICE must be one of auto, cpu, cuda, cuda:N; got 'moon'"),
+        (
+            {},
+            {"TRIOLET_DEVICE": "moon"},
+            "TRIOLET_DEVICE must be one of auto, cpu, cpu:CORES, cuda, cuda:N; got 'moon'",
+        ),
         ({"model": ""}, {}, "--model must be a non-empty text; got ''"),
     ],
 )

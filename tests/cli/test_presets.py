@@ -104,7 +104,10 @@ def test_the_first_file_of_the_usual_places_is_read(tmp_path: Path, file: Path) 
     [
         ("[presets.x]\nmodell = 'a'", "presets.x must have only the fields engine, model, sampling,"),
         ("[presets.x]\nmodel = 3", "presets.x.model must be a non-empty text; got 3"),
-        ("[presets.x.engine]\nblock_size = 'b'", "presets.x.engine.block_size must be a whole number; got"),
+        (
+            "[presets.x.engine]\nblock_size = 'b'",
+            "presets.x.engine.block_size must be a whole number, or none; got",
+        ),
         ("[presets.x.sampling]\ntop_p = 7", "presets.x.sampling: top_p must be"),
         ("[presets.x]\nsystem = '@no.txt'", "presets.x.system must name a readable text file; "),
         ("presets = 1", "presets must be a table; got 1"),

@@ -23,6 +23,7 @@ from triolet.cli.reply import Reply
 from triolet.client.address import ServerAddress, ServerError
 from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools.answer import thinking_switch_of
 
 Event = Mapping[str, Any]
 QUESTION = ReplyRequest(messages=[{"role": "user", "content": "Hi"}])
@@ -96,6 +97,9 @@ async def test_a_reply_comes_over_the_socket_with_its_figures_in_events_that_the
         backend = await RemoteBackend.open(ServerAddress.of(f"127.0.0.1:{port}"))
         backend.wants_vendor_events = False
         assert (backend.model, backend.max_model_len) == (engine.model_name, engine.max_model_len)
+        assert (
+            backend.thinking_switch is thinking_switch_of(engine.tokenizer) is None
+        )  # as the model's card says
         reply, heard = Reply(asked_s=trio.current_time()), Heard()
         await backend.reply(attrs.evolve(QUESTION, sampling={"max_tokens": 5}), reply, heard)
         assert reply.text == "".join(heard.texts)
@@ -241,6 +245,7 @@ async def test_a_request_has_the_users_sampling_the_form_and_no_reasoning_if_it_
     asked = said[0]
     assert (asked["max_output_tokens"], asked["stop"]) == (5, ["a"])
     assert asked["reasoning"] == {"effort": "none"}
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
     assert asked["text"]["format"]["schema"] == schema
     assert asked["input"] == [{"type": "message", "role": "user", "content": "Hi"}]
 

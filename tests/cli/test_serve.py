@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import platform
+import subprocess
 import sys
 from typing import cast
 
@@ -18,7 +21,14 @@ from trio.testing import MockClock
 from tests.actors.harness import fake_engine
 from tests.server.responses.websocket_client import ChatTokenizer, Client
 from triolet.cli import main, options
-from triolet.cli.serve import TRIM_INTERVAL_S, Server, return_memory, run, warn_of_open_access
+from triolet.cli.serve import (
+    FREED_BLOCKS,
+    TRIM_INTERVAL_S,
+    Server,
+    return_memory,
+    run,
+    warn_of_open_access,
+)
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SamplingParams
@@ -187,27 +197,78 @@ def test_a_server_that_ends_does_not_have_all_its_objects_visited(monkeypatch: p
         await trio.lowlevel.checkpoint()
 
     frozen_before = gc.get_freeze_count()
+    new = [[number] for number in range(2000)]
     interval_s = sys.getswitchinterval()
     monkeypatch.setattr(Server, "run", ended)
+    # It holds for the whole process.
+    monkeypatch.setattr(sys.modules[run.__module__], "share_heaps", lambda: None)
     try:
         run(GatewayConfig(port=0), EngineConfig())
-        assert gc.get_freeze_count() > frozen_before + 1000
+        assert gc.get_freeze_count() > frozen_before + len(new) / 2
     finally:
         sys.setswitchinterval(interval_s)
 
 
-async def test_memory_is_returned_after_long_bodies_and_not_for_nothing(autojump_clock: MockClock) -> None:
+async def test_memory_is_returned_after_long_bodies_and_after_much_was_dropped_and_not_for_nothing(
+    autojump_clock: MockClock,
+) -> None:
     budget, trims = InputBudget(max_bytes=10**6, max_bytes_per_client=10**6), list[float]()
+    num_blocks = 10**6
 
     async def trim() -> None:
         await trio.lowlevel.checkpoint()
         trims.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(return_memory, budget, trim)
+        nursery.start_soon(return_memory, budget, trim, lambda: num_blocks)
         for num_bodies in range(3):
             await trio.sleep(5.5 * TRIM_INTERVAL_S)
-            assert len(trims) == num_bodies
+            assert len(trims) == 2 * num_bodies  # after the body, and after what it may have asked for
             with budget.reservation("a") as reservation:
                 reservation.grow_to(FREE_BYTES + 1)
+        await trio.sleep(5.5 * TRIM_INTERVAL_S)
+        trims.clear()
+        for num_more, num_trims in (
+            (10**6, 0),
+            (1 - FREED_BLOCKS, 0),
+            (-2, 1),
+            (1 - FREED_BLOCKS, 1),
+            (0, 1),
+        ):
+            num_blocks += num_more
+            await trio.sleep(2 * TRIM_INTERVAL_S)
+            assert len(trims) == num_trims
         nursery.cancel_scope.cancel()
+
+
+THREADS = """
+import ctypes, threading
+from triolet.cli.serve import share_heaps
+
+share_heaps()
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
+pieces, together = [], threading.Barrier(6)
+
+def take():
+    together.wait()
+    pieces.append(malloc(5000))
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len({piece >> 26 for piece in pieces}))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has heaps of threads")
+def test_all_threads_share_a_heap_of_the_c_allocator() -> None:
+    # glibc's heaps of threads begin at multiples of 64 MiB; by default these would be six.
+    environ = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    told = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environ, capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) <= 2

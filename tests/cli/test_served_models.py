@@ -73,7 +73,7 @@ def test_every_preset_of_a_file_is_served_and_its_fields_are_its_own(
     [(first, others)] = served
     assert (first.model, first.model_name, first.block_size) == ("some/poet", "poet", 32)
     nano = others["nano"]
-    assert (nano.config.model_name, nano.config.block_size) == ("nano", EngineConfig().block_size)
+    assert (nano.config.model_name, nano.config.block_size) == ("nano", None)
     assert nano.size_bytes > 100_000
 
 
@@ -105,7 +105,8 @@ def test_models_that_cannot_be_served_together_are_refused(
 
 
 def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = {"id": "a", "state": "loaded", "num_requests": 2, "stays_loaded": True}
+    first = {"id": "a", "state": "loaded", "num_requests": 2, "unloads_in_s": None}
+    third = {"id": "kept", "state": "loaded", "num_requests": 0, "unloads_in_s": None}
     second = {
         "id": "long-name",
         "state": "loaded",
@@ -116,7 +117,7 @@ def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytes
 
     async def get_json(address: Any, path: str) -> Any:
         await trio.lowlevel.checkpoint()
-        return {"data": [first, second]}
+        return {"data": [first, second, third]}
 
     async def stop(address: Any, model: str) -> Any:
         await trio.lowlevel.checkpoint()
@@ -126,10 +127,11 @@ def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytes
     monkeypatch.setattr(running, "_stop", stop)
     assert run("ps").stdout.splitlines() == [
         "MODEL      STATE      REQUESTS       SIZE  UNLOADED",
-        "a          loaded            2             never",
+        "a          loaded            2",
         "long-name  loaded            1     5.0 kB  in 7 s",
+        "kept       loaded            0             never",
     ]
-    assert [json.loads(line) for line in run("ps", "--json").stdout.splitlines()] == [first, second]
+    assert [json.loads(line) for line in run("ps", "--json").stdout.splitlines()] == [first, second, third]
     told = [run("stop", model).stdout for model in ("busy", "free", "idle")]
     assert told == [
         "busy is unloaded when its 1 requests have ended\n",

@@ -45,6 +45,23 @@ def test_each_shell_has_its_file(run: RUN, tmp_path: Path) -> None:
     assert "_TRIOLET_COMPLETE=zsh_complete" in run("completion", "zsh", "--print").stdout
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_a_zsh_without_completions_of_its_own_starts_them(run: RUN, tmp_path: Path) -> None:
+    assert run("completion", "zsh").exit_code == 0
+    command = ["zsh", "-f", "-c", f'. "{tmp_path}/.zshrc"; print -r -- ${{_comps[triolet]}}']
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert (shown.stdout, shown.stderr) == ("_triolet_completion\n", "")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands(run: RUN, tmp_path: Path) -> None:
+    assert run("completion", "fish").exit_code == 0
+    script = tmp_path / ".config/fish/completions/triolet.fish"
+    command = ["fish", "--no-config", "-c", f'source "{script}"; complete --command triolet']
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert "triolet" in shown.stdout, shown.stderr
+
+
 def test_an_unknown_shell_is_refused(run: RUN, tmp_path: Path) -> None:
     result = run("completion", env={"SHELL": "/bin/tcsh"})
     assert result.stderr == (

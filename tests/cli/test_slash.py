@@ -262,6 +262,16 @@ def test_think_asks_for_reasoning_or_not_and_shows_what_was_hidden(state: ChatSt
     assert "got perhaps" in (slash.run("/think perhaps", state).complaint or "")
 
 
+def test_think_on_and_off_are_refused_where_the_chat_template_has_no_switch(state: ChatState) -> None:
+    state.can_think, state.model, state.thinking = False, "triolet-nano", ThinkMode.HIDE
+    for word in ("on", "off", "OFF"):
+        complaint = slash.run(f"/think {word}", state).complaint or ""
+        assert "triolet-nano has none: its chat template reads no enable_thinking or thinking" in complaint
+        assert state.thinking is ThinkMode.HIDE
+    for word in ("hide", "auto", "show", ""):
+        assert slash.run(f"/think {word}", state).complaint is None
+
+
 def test_a_server_with_its_own_defaults_is_not_given_others(state: ChatState) -> None:
     state.knows_defaults = False
     assert slash.run("/set temperature", state).say == ("  temperature         (the server's default)",)

@@ -26,7 +26,6 @@ VLLM = os.environ.get("BENCH_VLLM")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(VLLM is None, reason="BENCH_VLLM names no Python that has vLLM"),
 ]
 

@@ -15,8 +15,10 @@ from tests.actors.harness import FakeExecutor, LetterTokenizer, answer_of, fake_
 from tests.bridge.harness import FastExecutor, no_thread_is_left
 from tests.core.fake_model import FakeModel
 from tests.server.routes.harness import HELLO, serving
+from triolet.actors.executors.group import LocalGroup
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.remote.executor import RemoteExecutor, RemoteGroup
 from triolet.compat import (
     LLM,
     AsyncEngineArgs,
@@ -175,6 +177,56 @@ def test_the_class_of_the_executor_may_be_named() -> None:
             AsyncLLM(config, object())
 
 
+@pytest.mark.parametrize(
+    ("given", "runner"),
+    [
+        (None, "auto"),
+        ("uni", "thread"),
+        ("mp", "process"),
+        ("ray", "ray"),
+        ("remote", "remote"),
+        ("vllm.v1.executor.multiproc_executor.MultiprocExecutor", "process"),
+        ("vllm.v1.executor.ray_executor.RayDistributedExecutor", "ray"),
+        (type("UniProcExecutor", (), {}), "thread"),
+        (type("MultiprocExecutor", (), {}), "process"),
+        (InlineExecutor, "inline"),
+        (ThreadExecutor, "thread"),
+        (ProcessExecutor, "process"),
+        (LocalGroup, "process"),
+        (RemoteExecutor, "remote"),
+        (RemoteGroup, "remote"),
+    ],
+)
+def test_executors_are_given_by_name_or_class_to_the_engine_and_its_arguments(
+    given: Any, runner: str
+) -> None:
+    assert AsyncLLM(EngineConfig(), given).vllm_config.runner == runner
+    args = AsyncEngineArgs(distributed_executor_backend=given)
+    assert args.create_engine_config().runner == runner
+    assert args.distributed_executor_backend == given
+
+
+def test_an_executor_that_contradicts_the_configuration_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match="executor_class must be one for the configuration's runner 'thread'; got 'mp'"
+    ):
+        AsyncLLM(EngineConfig(runner="thread"), "mp")
+    assert AsyncLLM(EngineConfig(runner="ray"), RemoteExecutor).vllm_config.runner == "ray"
+    for wrong in ("external_launcher", "my.Executor", type("MyExecutor", (), {})):
+        with pytest.raises(UnsupportedFeature, match=r"^executor_class is not offered: it must be None or"):
+            AsyncLLM(EngineConfig(), wrong)
+        with pytest.raises(
+            UnsupportedFeature, match=r"^distributed_executor_backend is not offered: it must be"
+        ):
+            AsyncEngineArgs(distributed_executor_backend=wrong)
+
+
+def test_an_engine_that_is_stepped_by_its_caller_takes_executors_of_its_own_process() -> None:
+    assert make_engine(executor_class="uni") is not None
+    with pytest.raises(UnsupportedFeature, match=r"executor_class is not offered: .*AsyncLLM takes others"):
+        make_engine(executor_class="mp")
+
+
 def test_flags_of_early_versions_pass_with_their_defaults_and_the_configuration_comes_first() -> None:
     quiet: dict[str, Any] = {"worker_use_ray": False, "engine_use_ray": False, "max_log_len": None}
     assert not AsyncLLMEngine(EngineConfig(), **quiet, log_requests=True, start_engine_loop=True).is_running
@@ -238,7 +290,7 @@ def test_a_runner_of_vllm_is_a_kind_of_model_and_one_of_triolet_a_place() -> Non
         *(default, default, "process")
     ]
     with pytest.raises(ConfigError, match="runner"):
-        EngineArgs(runner="ray")
+        EngineArgs(runner="nowhere")
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -309,7 +361,8 @@ def test_arguments_read_as_they_were_given() -> None:
         given: dict[str, Any] = {name: value}
         assert getattr(AsyncEngineArgs(**given), name) == value
     assert copy.deepcopy(AsyncEngineArgs(enforce_eager=False)).enforce_eager is False
-    assert AsyncEngineArgs().enforce_eager is True
+    assert AsyncEngineArgs().enforce_eager is False
+    assert AsyncEngineArgs(enforce_eager=True).config.enforce_eager is True
     with pytest.raises(AttributeError, match="no_such_thing"):
         AsyncEngineArgs().no_such_thing  # noqa: B018
 

@@ -373,7 +373,10 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"worker_use_ray": True}, UnsupportedFeature),
+        ({"worker_use_ray": "yes"}, ConfigError),
+        ({"worker_use_ray": True, "distributed_executor_backend": "mp"}, ConfigError),
+        ({"distributed_executor_backend": "external_launcher"}, UnsupportedFeature),
+        ({"distributed_executor_backend": object}, UnsupportedFeature),
         ({"engine_use_ray": True}, UnsupportedFeature),
         ({"gpu_memory_utilization": 1.5}, ConfigError),
         ({"pipeline_parallel_size": 2}, UnsupportedFeature),
@@ -395,7 +398,36 @@ def test_an_argument_that_is_not_honoured_is_refused_by_name(
         AsyncEngineArgs(**arguments)
 
 
+def test_an_engine_that_is_stepped_by_its_caller_plans_no_step_ahead() -> None:
+    assert AsyncEngineArgs(async_scheduling=True).config.async_scheduling
+    with pytest.raises(UnsupportedFeature, match="async_scheduling"):
+        LLM(async_scheduling=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runner"),
+    [
+        ({"worker_use_ray": True}, "ray"),
+        ({"worker_use_ray": True, "distributed_executor_backend": "ray"}, "ray"),
+        ({"distributed_executor_backend": "ray"}, "ray"),
+        ({"distributed_executor_backend": "mp"}, "process"),
+        ({"distributed_executor_backend": "uni"}, "thread"),
+        ({"distributed_executor_backend": "remote", "worker_listen": "h:1", "worker_token": "t"}, "remote"),
+        ({"distributed_executor_backend": None, "worker_use_ray": False}, "auto"),
+    ],
+)
+def test_vllms_names_of_where_the_model_is_computed_mean_a_runner(
+    arguments: dict[str, Any], runner: str
+) -> None:
+    args = AsyncEngineArgs(**arguments)
+    assert args.create_engine_config().runner == runner
+    assert all(getattr(args, name) == value for name, value in arguments.items())
+    assert (AsyncEngineArgs().distributed_executor_backend, AsyncEngineArgs().worker_use_ray) == (None, False)
+
+
 def test_classes_that_compute_in_their_own_process_refuse_several() -> None:
+    with pytest.raises(UnsupportedFeature, match=r"runner='ray'.*AsyncLLM"):
+        LLM(worker_use_ray=True)
     with pytest.raises(UnsupportedFeature, match=r"tensor_parallel_size=2.*AsyncLLM"):
         LLM(tensor_parallel_size=2)
 

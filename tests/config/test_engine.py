@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.config.engine import (
+    CALIBRATIONS,
     CONVERSIONS,
     DTYPES,
     HOLD_BACKS,
+    KV_CACHE_DTYPES,
     LOGPROBS_MODES,
     POLICIES,
     QUANTIZATIONS,
@@ -22,8 +24,8 @@ from triolet.config.engine import (
     SPECULATIVE,
     TOOL_PARSERS,
     EngineConfig,
-    EngineFields,
 )
+from triolet.config.engine_fields import EngineFields
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX
 from triolet.config.server import GatewayConfig
@@ -43,6 +45,8 @@ CHOICES = {
     "tool_parser": TOOL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
     "lora_dtype": DTYPES,
+    "calibration": CALIBRATIONS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
 }
 TEXTS = (
     "model",
@@ -55,13 +59,24 @@ TEXTS = (
     "record",
     "served_model_name",
     "otlp_traces_endpoint",
+    "worker_token",
+    "worker_certfile",
 )
-LISTS = ("api_keys", "lora_modules", "prompt_adapters", "classifier_from_token")
-FLAGS = ("allow_special_tokens", "enable_prefix_caching", "enable_lora", "log_stats", "trust_remote_code")
+LISTS = ("devices", "api_keys", "lora_modules", "prompt_adapters", "classifier_from_token")
+FLAGS = (
+    "allow_special_tokens",
+    "enable_prefix_caching",
+    "enable_lora",
+    "enforce_eager",
+    "keep_standby",
+    "log_stats",
+    "trust_remote_code",
+)
 MINIMA = {
     "max_model_len": 2,
     "block_size": 1,
     "tensor_parallel_size": 1,
+    "replicas": 1,
     "num_kv_blocks": 1,
     "kv_cache_bytes": 1,
     "max_num_seqs": 1,
@@ -90,6 +105,7 @@ MINIMA = {
 MAXIMA = {
     "num_scheduler_steps": 64,
     "tensor_parallel_size": 64,
+    "replicas": 64,
     "num_speculative_tokens": 16,
     "prompt_lookup_min": 16,
     "max_num_seqs": 2**16,
@@ -115,13 +131,21 @@ FIELDS: dict[str, Any] = {
     "classifier_from_token": ("no", "yes"),
     "quantization": "int8",
     "tensor_parallel_size": 2,
+    "replicas": 2,
+    "autoscale": (1, 3),
+    "devices": ("cuda:0", "cuda:1"),
     "device": "cpu",
     "runner": "inline",
+    "worker_listen": "127.0.0.1:7340",
+    "worker_token": "sesame",
+    "worker_certfile": "worker.pem",
     "max_model_len": 4096,
     "block_size": 8,
     "num_kv_blocks": 100,
     "kv_cache_bytes": 2**30,
+    "kv_cache_dtype": "fp8",
     "gpu_memory_utilization": 0.5,
+    "enforce_eager": True,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "max_queued_requests": 5,
@@ -131,6 +155,7 @@ FIELDS: dict[str, Any] = {
     "fair_ttft_factor": 3.5,
     "max_prefill_delay": 0.1,
     "num_scheduler_steps": 4,
+    "async_scheduling": False,
     "enable_prefix_caching": False,
     "seed": 7,
     "stream_interval": 3,
@@ -159,6 +184,7 @@ FIELDS: dict[str, Any] = {
     "lora_dtype": "bfloat16",
     "worker_extension": "package.module:Methods",
     "weights_cache": "packed",
+    "calibration": "force",
     "kv_store": "prefixes",
     "kv_store_bytes": 2**30,
     "kv_pool_bytes": 2**28,
@@ -167,6 +193,7 @@ FIELDS: dict[str, Any] = {
     "served_model_name": "mine",
     "api_keys": ("one", "two"),
     "step_timeout": 2.5,
+    "keep_standby": False,
     "sleep_after": 90.0,
     "log_stats": False,
     "allow_special_tokens": False,
@@ -199,12 +226,15 @@ def test_the_tables_of_this_file_name_every_field() -> None:
         "fair_ttft_factor",
         "gpu_memory_utilization",
         "device",
+        "worker_listen",
+        "async_scheduling",
+        "autoscale",
     } == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
 
 def test_arguments_texts_and_environment_give_equal_configurations() -> None:
-    texts = {name: ",".join(v) if isinstance(v, tuple) else str(v) for name, v in FIELDS.items()}
+    texts = {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in FIELDS.items()}
     environ = {ENVIRONMENT_PREFIX + name.upper(): text for name, text in texts.items()}
     config = EngineConfig.create(**FIELDS)
     assert config == EngineConfig(**FIELDS)
@@ -344,15 +374,29 @@ def test_a_text_that_is_no_number_of_seconds_is_refused(field: str) -> None:
         EngineConfig.from_texts({field: "soon"})
 
 
-@pytest.mark.parametrize("value", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
+@pytest.mark.parametrize("value", ["auto", "cpu", "cpu:3", "cpu:0-3+8-11", "cuda", "cuda:0", "cuda:11"])
 def test_a_device_may_have_a_number(value: str) -> None:
     assert EngineConfig(device=value).device == value
 
 
-@pytest.mark.parametrize("value", ["", "tpu", "cuda:", "cuda:-1", "cpu:0", "cuda:1 ", 1])
+@pytest.mark.parametrize(
+    "value", ["", "tpu", "cuda:", "cuda:-1", "cpu:", "cpu:0-", "cpu:0,1", "cpu:0+", "cuda:1 ", 1]
+)
 def test_anything_else_is_no_device(value: object) -> None:
-    with pytest.raises(ConfigError, match="device must be one of auto, cpu, cuda, cuda:N; got"):
+    with pytest.raises(ConfigError, match="device must be one of auto, cpu, cpu:CORES, cuda, cuda:N; got"):
         EngineConfig(device=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["127.0.0.1:0", "host.example:7340", "[::1]:7340", None])
+def test_an_address_is_a_host_and_a_port(value: str | None) -> None:
+    assert EngineConfig(worker_listen=value).worker_listen == value
+
+
+@pytest.mark.parametrize(
+    "value", ["", "7340", ":7340", "host", "host:", "host:x", "host:123456", 7340], ids=shown
+)
+def test_anything_else_is_no_address(value: Any) -> None:
+    assert str(refusal(worker_listen=value)) == f"worker_listen must be HOST:PORT; got {value!r}"
 
 
 @pytest.mark.parametrize("field", TEXTS)
@@ -365,6 +409,17 @@ def test_a_text_is_not_empty_and_nothing_else(field: str, value: object) -> None
 @pytest.mark.parametrize("value", [0, 1, None, "true", 1.0, []], ids=shown)
 def test_a_flag_is_true_or_false_and_nothing_like_it(field: str, value: object) -> None:
     assert str(refusal(**{field: value})) == f"{field} must be true or false; got {value!r}"
+
+
+def test_async_scheduling_is_on_off_or_open_and_not_on_with_drafts() -> None:
+    assert [taken("async_scheduling", value) for value in (True, False, None)] == [True, False, None]
+    texts = [EngineConfig.from_texts({"async_scheduling": text}) for text in ("on", "false", "None")]
+    assert [config.async_scheduling for config in texts] == [True, False, None]
+    assert str(refusal(async_scheduling=1)) == "async_scheduling must be true or false; got 1"
+    assert str(refusal(async_scheduling=True, speculative="ngram")) == (
+        "async_scheduling must be false with speculative 'ngram'; got True"
+    )
+    assert EngineConfig(async_scheduling=False, speculative="ngram").speculative == "ngram"
 
 
 @pytest.mark.parametrize(("field", "choices"), CHOICES.items())
@@ -392,6 +447,18 @@ def test_a_flag_or_variable_leaves_an_optional_field_open_with_none(field: str, 
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - OPTIONAL))
 def test_what_is_not_may_not(field: str) -> None:
     assert refusal(**{field: None}).field == field
+
+
+@pytest.mark.parametrize(
+    "wrong", [(0, 2), (2, 2), (3, 2), (1, 65), (1,), (1, 2, 3), (True, 2), [1, 2], "1,2", 3]
+)
+def test_numbers_of_replicas_are_a_least_and_a_larger_greatest_one(wrong: Any) -> None:
+    assert EngineConfig.from_texts({"autoscale": "1, 64"}).autoscale == (1, 64)
+    error = refusal(autoscale=wrong)
+    assert str(error).startswith("autoscale must be (min, max) with 1 <= min < max <= 64; got ")
+    for text in ("", "1,x", "1-2"):
+        with pytest.raises(ConfigError, match=r"^autoscale must be MIN,MAX, or none; got "):
+            EngineConfig.from_texts({"autoscale": text})
 
 
 @pytest.mark.parametrize("field", ["quantisation", "max_num_seq", "Seed", "pipeline_parallel_size"])
@@ -498,3 +565,8 @@ def test_as_many_adapters_are_kept_as_are_configured() -> None:
     assert EngineConfig(lora_modules=three).num_kept_loras == 3
     assert EngineConfig(lora_modules=three, max_loras=5).num_kept_loras == 5
     assert EngineConfig(lora_modules=three, max_loras=1, max_cpu_loras=8).num_kept_loras == 8
+
+
+def test_the_name_of_the_built_in_model_is_no_model_of_the_hub() -> None:
+    assert EngineConfig(model="triolet-nano") == EngineConfig()
+    assert EngineConfig(model="./triolet-nano").model == "./triolet-nano"

@@ -320,6 +320,17 @@ def test_a_request_that_was_in_a_crash_and_ends_without_a_scheduler_is_forgotten
     assert driver.core.recovery.poison_bisection.crashed == {second.entry.serial}
 
 
+def test_a_step_whose_scheduler_has_crashed_is_in_flight_no_more_and_its_crash_suspects_no_request() -> None:
+    driver = Driver()
+    driver.add("r")
+    plan = driver.plan()
+    assert driver.core.is_in_flight(plan)
+    driver.core.is_scheduling = False
+    assert not driver.core.is_in_flight(plan)
+    assert driver.core.fail_step(plan, OSError("planted")) is None
+    assert driver.core.recovery.poison_bisection.crashed == set()
+
+
 def test_a_stop_string_ends_the_request() -> None:
     driver = Driver()
     driver.core.model.tokenizer = cast(TokenizerInterface, Letters())

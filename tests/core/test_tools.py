@@ -25,7 +25,7 @@ from triolet.core.tools import (
     parse_tools,
     plan_tools,
 )
-from triolet.core.tools.answer import reasoning_parser_of, tool_parser_of
+from triolet.core.tools.answer import reasoning_parser_of, thinking_switch_among, tool_parser_of
 from triolet.core.tools.reasoning import ReasoningSplitter
 from triolet.errors import InvalidRequest, UnsupportedFeature
 
@@ -496,3 +496,9 @@ def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:
 def test_a_chat_template_tells_the_formats(template: str, tools: Any, reasoning: Any) -> None:
     assert tool_parser_of(template) == tools
     assert reasoning_parser_of(template) == reasoning
+
+
+def test_reasoning_is_switched_by_the_name_that_the_chat_template_reads() -> None:
+    assert thinking_switch_among({"enable_thinking", "colour"}) == "enable_thinking"
+    assert thinking_switch_among({"thinking"}) == "thinking"
+    assert thinking_switch_among({"colour"}) is None

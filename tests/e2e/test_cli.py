@@ -90,8 +90,9 @@ def test_what_only_the_engine_can_tell_is_one_clear_line(
     assert "Traceback" not in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_an_error_that_names_it() -> None:
-    result = run("chat", "-q", "hi", "-m", "/no/such/model")
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_folder_that_is_not_there_is_an_error_that_names_it(runner: str) -> None:
+    result = run("chat", "-q", "hi", "-m", "/no/such/model", "--runner", runner)
     assert result.exit_code == 1
     assert "/no/such/model" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -21,12 +21,12 @@ VOCAB = 320
 NUM_REQUESTS = 16
 
 FALLBACK_FAMILIES: dict[str, dict[str, Any]] = {
-    "Olmo2": {"num_key_value_heads": 2},
-    "Starcoder2": {"num_key_value_heads": 2, "sliding_window": 12},
+    "Olmo": {"num_key_value_heads": 2},
+    "Apertus": {"num_key_value_heads": 2},
 }
 
 
-def make_fallback_model(family: str, path: Path) -> Path:
+def make_fallback_model(family: str, path: Path, seed: int) -> Path:
     config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -40,7 +40,7 @@ def make_fallback_model(family: str, path: Path) -> Path:
         **FALLBACK_FAMILIES[family],
     )
     model = getattr(transformers, f"{family}ForCausalLM")(config)
-    randomise(model, seed=0)
+    randomise(model, seed=seed)
     model.save_pretrained(path)
     return path
 
@@ -53,8 +53,8 @@ def make_prompts() -> list[list[int]]:
     return [*prompts, *(prompts[8][:48] + prompts[index] for index in range(4))]
 
 
-def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """What transformers answers to each prompt alone.
+def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], float]:
+    """What transformers answers to each prompt alone, and the smallest lead of a token over the next best one.
 
     A thousand forward passes of one token each would be most of this file's time. So one padded batch proposes the
     answers, and one pass without padding over each says whether they are the greedy ones, which they are if and only
@@ -62,11 +62,14 @@ def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> list[tuple[int, 
     answered alone.
     """
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    proposed = complete(model, prompts)
-    return [
-        answer if is_greedy(model, prompt, answer) else complete(model, [prompt])[0]
-        for prompt, answer in zip(prompts, proposed, strict=True)
-    ]
+    answers, leads = complete(model, prompts), []
+    for index, prompt in enumerate(prompts):
+        lead = smallest_lead(model, prompt, answers[index])
+        if lead <= 0:
+            answers[index] = complete(model, [prompt])[0]
+            lead = abs(smallest_lead(model, prompt, answers[index]))
+        leads.append(lead)
+    return answers, min(leads)
 
 
 def complete(model: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -82,9 +85,12 @@ def complete(model: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ..
 
 
 @torch.no_grad()
-def is_greedy(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
+def smallest_lead(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """By how much each token's logit is above the best other one, at the least; negative where one is below."""
     logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    return tuple(logits.argmax(-1).tolist()) == tuple(answer)
+    chosen = torch.tensor(answer)[:, None]
+    others = logits.scatter(1, chosen, float("-inf")).amax(1)
+    return float((logits.gather(1, chosen)[:, 0] - others).min())
 
 
 @attrs.frozen
@@ -96,13 +102,22 @@ class Case:
 
 @pytest.fixture(scope="module", params=[*NATIVE_FAMILIES, *FALLBACK_FAMILIES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    family, path = request.param, tmp_path_factory.mktemp("models") / request.param
-    if family in FALLBACK_FAMILIES:
-        make_fallback_model(family, path)
-    else:
-        make_model(family, path, vocab_size=VOCAB)
+    return made_case(request.param, tmp_path_factory.mktemp("models"))
+
+
+def made_case(family: str, folder: Path, **overrides: Any) -> Case:
+    """The first model by which no answer hangs on a lead that is within the errors of float32."""
     prompts = make_prompts()
-    return Case(path, prompts, generate(path, prompts))
+    for seed in range(8):
+        path = folder / f"{family}-{seed}"
+        if family in FALLBACK_FAMILIES:
+            make_fallback_model(family, path, seed)
+        else:
+            make_model(family, path, vocab_size=VOCAB, seed=seed, **overrides)
+        answers, lead = generate(path, prompts)
+        if lead > 3e-5:
+            return Case(path, prompts, answers)
+    raise AssertionError(f"every seed of {family} has answers that hang on a rounding")
 
 
 async def answer(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
@@ -129,7 +144,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 
 
 async def test_alone_and_again_from_the_prefix_cache(case: Case) -> None:
-    async with triolet.open_engine(model=str(case.folder), runner="inline", num_kv_blocks=64) as engine:
+    async with triolet.open_engine(
+        model=str(case.folder), runner="inline", num_kv_blocks=64, block_size=16
+    ) as engine:
         for index in (2, 8, 12):
             assert await answer(engine, case.prompts[index], GREEDY) == case.answers[index]
         hits = engine.statistics().prefix_cache_hits
@@ -152,7 +169,7 @@ async def test_with_prefill_chunks_of_seven_tokens(case: Case) -> None:
 
 
 # Preemption is the scheduler's: it differs by what a backend caches, so these stand for the others in quick runs.
-PREEMPTED = ("qwen3", "gemma3", "mixtral", "Olmo2")
+PREEMPTED = ("qwen3", "gemma3", "mixtral", "granite-hybrid", "Olmo")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def files_of(store: Path) -> list[Path]:
     return sorted(store.glob("*/*.kv"))
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("budget", [None, 40], ids=["whole", "chunked"])
 async def test_the_next_engine_reads_the_prefix_that_the_last_one_computed(
     model: Path, tmp_path: Path, runner: str, budget: int | None
@@ -243,7 +243,7 @@ async def test_files_of_others_are_left_alone(model: Path, tmp_path: Path) -> No
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 async def test_after_a_call_that_changes_weights_nothing_is_read_or_written(
     model: Path, tmp_path: Path, runner: str
 ) -> None:
@@ -303,7 +303,7 @@ def test_a_flush_waits_for_what_is_pending_and_not_for_longer_than_it_may(tmp_pa
     assert len(files_of(tmp_path)) == len(keys)
 
 
-@pytest.mark.parametrize("runner", ["inline", "process"])
+@pytest.mark.parametrize("runner", ["inline", pytest.param("process", marks=pytest.mark.slow)])
 async def test_a_prompt_that_is_all_an_engine_computes_is_stored(
     model: Path, tmp_path: Path, runner: str
 ) -> None:

@@ -40,7 +40,7 @@ def prompt_of(index: int) -> list[int]:
 
 
 def ranks_here() -> dict[int, int]:
-    """Return the process ids of the ranks that this process has started, by rank; zombies are left out."""
+    """Return a process id for each rank that this process has started, a standby's too; zombies are left out."""
     found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -63,7 +63,7 @@ async def answers_of(
 ) -> dict[int, list[int]]:
     """Read all streams at once; send a signal to a rank, (rank, signal), after some tokens."""
     answers: dict[int, list[int]] = {}
-    to_kill = [] if kill is None else [kill]
+    to_kill = [] if kill is None else [((await processes_of(engine))[kill[0]], kill[1])]
 
     async def read(index: int) -> None:
         answers[index] = []
@@ -71,8 +71,7 @@ async def answers_of(
             async for output in stream:
                 answers[index] += output.outputs[0].token_ids
                 if to_kill and sum(map(len, answers.values())) > 60:
-                    rank, number = to_kill.pop()
-                    os.kill(ranks_here()[rank], number)
+                    os.kill(*to_kill.pop())
 
     async with trio.open_nursery() as nursery:
         for index in range(num_streams):
@@ -83,6 +82,18 @@ async def answers_of(
 def rank_of(model: Any) -> int:
     """Return the rank of a worker."""
     return int(model.group.part.rank)
+
+
+def process_of(model: Any) -> int:
+    """Return the process id of a worker."""
+    return os.getpid()
+
+
+async def processes_of(engine: Engine) -> list[int]:
+    """Return the process ids of the ranks that compute the model: a standby process of a rank has its command, too."""
+    found = await engine.apply_model(f"{__name__}:process_of")
+    assert isinstance(found, list)
+    return found
 
 
 def config_of(folder: Path, size: int) -> EngineConfig:
@@ -102,10 +113,15 @@ async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answe
         for rank in (0, 1):
             before = engine.statistics().num_restarts
             assert await answers_of(engine, (rank, signal.SIGKILL)) == expected
-            assert engine.statistics().num_restarts > before
+            with trio.fail_after(
+                60
+            ):  # the answers may have been complete in the engine when their reader killed
+                while engine.statistics().num_restarts == before:  # noqa: ASYNC110 - it tells of no change
+                    await trio.sleep(0.01)
     assert ranks_here() == {}
 
 
+@pytest.mark.slow
 async def test_calls_reach_every_rank_and_sleep_and_new_weights_are_those_of_all(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "llama", with_tokenizer=True)
     other = make_model("llama", tmp_path / "other", with_tokenizer=True, seed=9)
@@ -134,7 +150,8 @@ async def test_families_answer_as_one_rank_chunked_preempted_and_with_cached_pre
     folder = make_model(family, tmp_path / family, with_tokenizer=True)
     answers: list[dict[int, list[int]]] = []
     for size in (1, 2):
-        config = attrs.evolve(config_of(folder, size), max_num_seqs=8)
+        # So few that also eight windows do not fit.
+        config = attrs.evolve(config_of(folder, size), max_num_seqs=8, num_kv_blocks=14)
         async with triolet.open_engine(config) as engine:
             answers.append(await answers_of(engine, num_streams=24, num_tokens=96))
             statistics = engine.statistics()

@@ -82,7 +82,6 @@ async def until_idle(engine: Engine, num_tasks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="counts descriptors and memory through /proc"
 )

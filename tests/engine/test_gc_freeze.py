@@ -172,26 +172,38 @@ def test_the_runners_process_sets_its_model_aside() -> None:
 
 
 def test_full_collections_are_rare_while_they_find_little_and_soon_where_they_find_much() -> None:
-    full = FullCollections(max_garbage=1000, min_middle=10, max_middle=500)
+    full = FullCollections(max_garbage=1000, min_middle=10, max_middle=700)
 
     def first_due() -> int:
-        return next(num_middle for num_middle in range(1, 10_000) if full.is_due(num_middle))
+        return next(num_middle for num_middle in range(1, 10_000) if full.is_due(num_middle, 0))
 
-    assert first_due() == 100
-    full.note_result(100, 0)
     assert first_due() == 500
-    full.note_result(500, 5000)  # ten for each middle one: a thousand after a hundred
+    full.note_result(500, 0, 0)
+    assert first_due() == 700
+    full.note_result(500, 5000, 0)  # ten for each middle one: a thousand after a hundred
     assert first_due() == 100
-    full.note_result(100, 10**6)
+    full.note_result(100, 10**6, 0)
     assert first_due() == 10
 
 
 def test_a_full_collection_is_due_when_nothing_happens_any_more_but_not_again_and_again() -> None:
     full = FullCollections(min_middle=10)
-    assert not full.is_due(40)
-    assert full.is_due(40)
-    full.note_result(40, 3)
-    assert [full.is_due(num_middle) for num_middle in (0, 0, 9, 9, 9)] == [False] * 5
+    assert not full.is_due(40, 0)
+    assert full.is_due(40, 0)
+    full.note_result(40, 3, 0)
+    assert [full.is_due(num_middle, 0) for num_middle in (0, 0, 9, 9, 9)] == [False] * 5
+
+
+def test_a_full_collection_is_put_off_while_there_are_far_more_objects_than_usual_but_not_for_ever() -> None:
+    full = FullCollections(min_middle=10, max_growth=1.5, max_put_off=3, num_blocks=1000)
+    assert [full.is_due(600, num_blocks) for num_blocks in (5000, 1501, 1500)] == [False, False, True]
+    full.note_result(600, 0, 2000)
+    assert not full.is_due(3000, 9000)
+    assert full.is_due(3000, 3000)
+    full.note_result(3000, 0, 2000)
+    assert [full.is_due(3000, 10**6) for _ in range(4)] == [False, False, False, True]
+    full.note_result(3000, 10**5, 2000)
+    assert [full.is_due(3000, 10**6) for _ in range(4)] == [False, False, False, True]
 
 
 async def test_a_server_collects_itself_and_gives_the_rule_back(

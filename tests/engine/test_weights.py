@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -104,13 +108,20 @@ async def test_kept_streams_go_on_with_the_new_weights_also_through_crashes(
         assert (first.weight_version, first.token_ids) == (7, (next_token([1 + 7 * WEIGHTS], 0, VOCAB),))
 
 
+@asynccontextmanager
+async def three_streams_half_read(engine: Engine, versions: Versions) -> AsyncGenerator[None]:
+    """Three requests are in the middle of their answers; at the end of the scope they are read to their ends."""
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(read_all, engine, versions, number)
+        await trio.sleep(6.5 * STEP_S)
+        yield
+
+
 async def test_a_refused_load_leaves_the_old_weights_serving(autojump_clock: MockClock) -> None:
     executor, versions = Weighed(), Versions()
     async with fake_engine(executor) as engine:
-        async with trio.open_nursery() as nursery:
-            for number in range(3):
-                nursery.start_soon(read_all, engine, versions, number)
-            await trio.sleep(6.5 * STEP_S)
+        async with three_streams_half_read(engine, versions):
             for faults in ([ModelFileError("/new-9", "is gone")], [RunnerDied("dead", -9)] * 2):
                 executor.faults = list(faults)
                 with pytest.raises(type(faults[0])):
@@ -119,6 +130,22 @@ async def test_a_refused_load_leaves_the_old_weights_serving(autojump_clock: Moc
         assert_right(versions)
         assert engine.statistics().num_restarts == 1  # of the first death; the refusals are none
         assert_all_blocks_back(engine)
+
+
+async def test_an_update_for_which_no_folder_can_be_made_fails_alone(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/weights")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    executor, versions = Weighed(), Versions()
+    async with fake_engine(executor) as engine:
+        async with three_streams_half_read(engine, versions):
+            with pytest.raises(ModelFileError, match="cannot be written: No space left on device"):
+                await engine.update_weights({"a": 1})
+        assert_right(versions)
+        assert (executor.num_lives, engine.weight_version) == (1, 0)
 
 
 async def test_weights_that_do_not_fit_change_nothing(

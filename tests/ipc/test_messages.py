@@ -96,7 +96,7 @@ def test_a_long_prompt_arrives() -> None:
 def test_messages_go_one_way_only() -> None:
     payload = REQUESTS.pack(EngineConfig())[HEADER_BYTES:]
     with pytest.raises(
-        FrameError, match="must be one of LoadProgress, ModelInfo, StepResult, CallAnswer, Failure; got"
+        FrameError, match="must be one of LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong; got"
     ):
         REPLIES.unpack(payload)
 
@@ -108,37 +108,43 @@ TOKEN = [0, ["r", 1, 0, 5, None]]
 @pytest.mark.parametrize(
     ("way", "body"),
     [
-        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]], 1, [], [], []]]),  # a field is missing
-        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]], 1, [], [], []]]),  # one too many
+        ("requests", ["StepPlan", [7, [], [], [ROW[:-1]], 1, [], [], [], False]]),  # a field is missing
+        ("requests", ["StepPlan", [7, [], [], [[*ROW, 1]], 1, [], [], [], False]]),  # one too many
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1.0, [], True, None, []]], 1, [], [], [], False]],
         ),  # a float for an int
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, True, [], True, None, []]], 1, [], [], [], False]],
         ),  # a bool for an int
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], 1, None, []]], 1, [], [], [], False]],
         ),  # an int for a bool
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [1, "2"], True, None, []]], 1, [], [], [], False]],
         ),  # a text among ids
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, "mask", []]], 1, [], [], [], False]],
         ),  # a text for bytes
         (
             "requests",
-            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]], 1, [], [], []]],
+            ["StepPlan", [7, [], [], [[0, 0, 1, [], True, None, ["2"]]], 1, [], [], [], False]],
         ),  # a text for a drafted id
-        ("requests", ["StepPlan", [7, "", [], [], 1, [], [], []]]),  # a text for a list
-        ("requests", ["StepPlan", [7, {}, [], [], 1, [], [], []]]),  # a mapping for a list
-        ("requests", ["StepPlan", [7, [], [], [ROW], "1", [], [], []]]),  # a text for a number of steps
-        ("requests", ["StepPlan", [7, [], [], [ROW], 1, [], [[1, "key"]], []]]),  # a text for a key
-        ("requests", ["StepPlan", [7, [], [], [ROW], 1, [], [], [[0, b"key"]]]]),  # a load without its block
+        ("requests", ["StepPlan", [7, "", [], [], 1, [], [], [], False]]),  # a text for a list
+        ("requests", ["StepPlan", [7, {}, [], [], 1, [], [], [], False]]),  # a mapping for a list
+        (
+            "requests",
+            ["StepPlan", [7, [], [], [ROW], "1", [], [], [], False]],
+        ),  # a text for a number of steps
+        ("requests", ["StepPlan", [7, [], [], [ROW], 1, [], [[1, "key"]], [], False]]),  # a text for a key
+        (
+            "requests",
+            ["StepPlan", [7, [], [], [ROW], 1, [], [], [[0, b"key"]], False]],
+        ),  # a load without its block
         ("requests", ["StepPlan", {"step_id": 7}]),
         ("requests", ["StepPlan"]),
         ("requests", ["StepResult", [7, [], 0.0, None, True, 0, 0]]),
@@ -178,7 +184,7 @@ def test_what_is_only_similar_to_a_message_is_refused(way: str, body: object) ->
 
 
 def test_the_bodies_of_the_test_above_are_wrong_in_one_place_only() -> None:
-    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1, [], [], []]]) == StepPlan(
+    assert unpack(REQUESTS, ["StepPlan", [7, [], [], [ROW], 1, [], [], [], False]]) == StepPlan(
         7, (), (), (PlanRow(0, 0, 1, (), sample=True),)
     )
     assert unpack(REPLIES, ["StepResult", [7, [TOKEN], 1, None, True, 0, 0]]) == StepResult(

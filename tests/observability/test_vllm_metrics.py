@@ -142,6 +142,7 @@ async def test_what_is_here_beside_them_is_known() -> None:
         "actor_restarts",
         "cache_config_info",  # vLLM registers it later, with labels of its own
         "kv_blocks",
+        "moved_requests",  # between replicas
         "requests_received",
         "longest_task_step_seconds",
         "kv_store_failed_saves",

@@ -15,6 +15,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest
 from triolet.protocol.errors import WireError
+from triolet.protocol.responses.requests import CreateResponse
 
 TOOL = {
     "type": "function",
@@ -174,10 +175,29 @@ def test_a_developer_is_a_system_to_the_template() -> None:
 
 def test_tools_and_wishes_for_the_template_go_along() -> None:
     request = ChatRequest.of(body(tools=[TOOL], reasoning_effort="none", chat_template_kwargs={"a": 1}))
-    prompt = request.prompt(request.plan("hermes"), "qwen3")
+    prompt = request.prompt(request.plan("hermes"), "enable_thinking")
     assert prompt["messages"] == body()["messages"]
     assert [tool["function"]["name"] for tool in prompt["tools"]] == ["look_up"]
     assert prompt["chat_template_kwargs"] == {"a": 1, "enable_thinking": False}
+    # A template without a switch would refuse the value.
+    assert request.prompt(request.plan("hermes"), None)["chat_template_kwargs"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("effort", "values"),
+    [("none", {"thinking": False}), ("minimal", {}), (None, {})]
+    + [(effort, {"thinking": True}) for effort in ("low", "medium", "high", "xhigh")],
+)
+def test_an_effort_sets_the_switch_of_the_template(effort: str | None, values: dict[str, bool]) -> None:
+    messages: list[Any] = [{"role": "user", "content": "x"}]
+    reasoning = {"effort": effort} if effort else None
+    response = CreateResponse.of({"model": "m", "input": "x", "reasoning": reasoning})
+    prompt = response.prompt(messages, plan_tools(), "thinking")
+    assert (prompt["chat_template_kwargs"] if isinstance(prompt, dict) else {}) == values
+    request = ChatRequest.of(body(reasoning_effort=effort))
+    assert request.prompt(request.plan("hermes"), "thinking")["chat_template_kwargs"] == values
+    request = ChatRequest.of(body(reasoning_effort=effort, chat_template_kwargs={"thinking": False}))
+    assert request.prompt(request.plan("hermes"), "thinking")["chat_template_kwargs"] == {"thinking": False}
 
 
 # ------------------------------------------------------------------------------------------ answers

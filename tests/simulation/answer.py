@@ -49,7 +49,7 @@ class Answer:
         """An output has some more of it."""
         request = self.record.entry.request
         weights = tuple(self.record.weights)
-        expected, kind = expected_of(request, weights), request.params.output_kind
+        expected, kind = expected_of(request, weights, self.world.story.windows), request.params.output_kind
         self.world.note(f"{self._name} reads {tuple(new.token_ids)} {new.text!a} {new.finish_reason}")
         self._expect(request.seed == self.ask.params["seed"] + self.index, f"has the seed {request.seed}")
         self._expect(not self.has_ended, "an output came after the last one")

@@ -142,7 +142,8 @@ class Client:
                 raise LeftByItself
         (record,) = self.records
         prompt_token_ids = record.entry.request.prompt_token_ids
-        right = array("f", expected_vector(prompt_token_ids, record.weights[-1])).tolist()
+        vector = expected_vector(prompt_token_ids, record.weights[-1], self.world.story.windows)
+        right = array("f", vector).tolist()
         self.world.note(f"{self.name} reads {output.outputs.data.tolist()}")
         self._expect(
             output.outputs.data.tolist() == right, f"got {output.outputs.data.tolist()}, not {right}"

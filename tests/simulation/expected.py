@@ -38,7 +38,11 @@ class Expected:
 
 
 def tokens_of(
-    request: Request, num_tokens: int, ending: tuple[int, ...] = (), weights: tuple[int, ...] = ()
+    request: Request,
+    num_tokens: int,
+    ending: tuple[int, ...] = (),
+    weights: tuple[int, ...] = (),
+    windows: tuple[int | None, ...] = (None,),
 ) -> tuple[int, ...]:
     """The first tokens of its answer, up to one that ends it, or to where its form does."""
     form, eos = request.params.structured_outputs, request.eos_token_ids
@@ -52,18 +56,28 @@ def tokens_of(
     adapter = 0 if request.adapter is None else number_of(request.adapter.digest)
     return tuple(
         expected_answer(
-            request.prompt_token_ids, request.seed, num_tokens, VOCAB, ending, mask_after, adapter, weights
+            request.prompt_token_ids,
+            request.seed,
+            num_tokens,
+            VOCAB,
+            ending,
+            mask_after,
+            adapter,
+            weights,
+            windows,
         )
     )
 
 
 @functools.cache
-def expected_of(request: Request, weights: tuple[int, ...] = ()) -> Expected:
+def expected_of(
+    request: Request, weights: tuple[int, ...] = (), windows: tuple[int | None, ...] = (None,)
+) -> Expected:
     """Work it out; `weights` are those of its tokens, and the last of them compute the rest."""
     params = request.params
     eos = () if params.ignore_eos else request.eos_token_ids
     ending = (*eos, *params.stop_token_ids)
-    answer = tokens_of(request, request.max_tokens, ending, weights)
+    answer = tokens_of(request, request.max_tokens, ending, weights, windows)
     is_ended_by_token = answer[-1] in ending
     whole = text_of(request, answer, is_flushed=True, hide_last=is_ended_by_token)
     is_whole = len(answer) < request.max_tokens  # then its form has ended it, if nothing else has

@@ -30,13 +30,15 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     }
     names = {saved.request_id for saved in snapshot.requests}
     world.expect(names == cut_off.keys(), f"the snapshot has {sorted(names)}, not {sorted(cut_off)}")
-    next_world = World(attrs.evolve(world.story, faults=()))
+    next_world = World(attrs.evolve(world.story, faults=(), kills=()))
     next_world.folders = world.folders
     next_world.hung_s = world.lateness_s  # a deadline may have passed while there was nobody to see to it
     config = EngineConfig(runner="inline", **world.story.limits)
     with watched(next_world):
-        executor = FaultyExecutor(next_world)
-        async with run_engine(config, executor, lambda: FaultyTokenizer(next_world)) as engine:
+        executors = [FaultyExecutor(next_world, replica) for replica in range(world.story.num_replicas)]
+        async with run_engine(
+            config, executors[0], lambda: FaultyTokenizer(next_world), *executors[1:]
+        ) as engine:
             streams = engine.resume(Snapshot.from_bytes(snapshot.to_bytes()))
             requests = [record.entry.request for records in cut_off.values() for record in records]
             tokens_s = sum(request.max_tokens + len(request.prompt_token_ids) for request in requests)
@@ -98,7 +100,7 @@ def _judge(world: World, name: str, first: Request, record: Record, answers: lis
     """
     request = record.entry.request
     # the next engine has the weights that this one began with
-    expected = expected_of(request, (*record.weights, 0))
+    expected = expected_of(request, (*record.weights, 0), world.story.windows)
     if answers[-1].finish_reason is FinishReason.DEADLINE:
         world.expect(
             min(request.deadline_s, first.queue_deadline_s) < float("inf"),

@@ -16,15 +16,17 @@ import trio
 
 from tests.simulation.adapters import WatchedAdapters
 from tests.simulation.forms import opening_stand_ins
+from tests.simulation.replicas import WatchedReplicaCore, WatchedShare
 from tests.simulation.world import World, is_planted
-from triolet.actors import detokenizer, supervision_tree, tokenizer
+from triolet.actors import channels, detokenizer, supervision_tree, tokenizer
 from triolet.actors.actor_progress import ActorProgress
-from triolet.actors.channels import Channels
+from triolet.actors.channels import Channels, ReplicatedChannels
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervisor import SupervisorGaveUp
 from triolet.core import engine_core
 from triolet.core.engine_core import EngineCore, GrammarMasks
 from triolet.core.journal import Journal, JournalEntry
+from triolet.core.replicas import replica_table, replicated_core
 from triolet.core.request.grammar_state import TokenMask
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.request import FinishReason, Request
@@ -47,6 +49,13 @@ def watched(world: World) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_engine, "Journal", lambda: WatchedJournal(world))
         patch.setattr(open_engine, "Channels", lambda: WatchedChannels(world))
+        # with replicas
+        patch.setattr(channels, "Channels", lambda shared=None: WatchedChannels(world, shared))
+        patch.setattr(open_engine, "ReplicatedChannels", lambda number: _watched_channels(world, number))
+        patch.setattr(replica_table, "JournalShare", lambda *arguments: WatchedShare(world, *arguments))
+        patch.setattr(
+            replicated_core, "ReplicaCore", lambda *arguments: WatchedReplicaCore(world, *arguments)
+        )
         patch.setattr(
             open_engine, "EngineCore", lambda admission, on_finish: WatchedCore(world, admission, on_finish)
         )
@@ -80,6 +89,8 @@ class _Reports(logging.Filter):
         assert isinstance(record.args, tuple)
         supervisor, context, reason, offender = record.args
         self.world.note(f"report {supervisor} {context} {offender} {reason!r}")
+        if context == "intensity_exceeded" and str(supervisor).startswith("replica "):
+            self.world.custody.is_back(int(str(supervisor).removeprefix("replica ")))
         if (
             isinstance(reason, BaseException)
             and not isinstance(reason, SupervisorGaveUp)
@@ -126,8 +137,8 @@ class WatchedJournal(Journal):
 
 
 class WatchedChannels(Channels):
-    def __init__(self, world: World) -> None:
-        super().__init__()
+    def __init__(self, world: World, shared: Channels | None = None) -> None:
+        super().__init__(shared)
         self.world = world
         self.scheduler_inbox: Any = HangingInbox(self.scheduler_inbox, world, "scheduler.hang")
         self.detokenizer_inbox: Any = HangingInbox(self.detokenizer_inbox, world, "detokenizer.hang")
@@ -138,11 +149,19 @@ class WatchedChannels(Channels):
         self.world.reach("runner.tell.after")
 
 
+def _watched_channels(world: World, num_replicas: int) -> ReplicatedChannels:
+    made = ReplicatedChannels(num_replicas)
+    inbox: Any = HangingInbox(made.detokenizer_inbox, world, "detokenizer.hang")
+    made.detokenizer_inbox = inbox
+    return made
+
+
 class WatchedCore(EngineCore):
     def __init__(self, world: World, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.world = world
         self.is_stale = False
+        world.custody.cores[0] = self
 
     def finish(self, serial: int, reason: FinishReason) -> None:
         self.is_stale |= not self.is_scheduling
@@ -200,7 +219,7 @@ class WatchedScheduler(Scheduler):
     def __init__(self, world: World, *arguments: Any) -> None:
         self.world = world
         self.is_whole = True
-        self._touched: set[int] = set()
+        self._touched: dict[int, set[int]] = {}  # by the steps in flight
         super().__init__(*arguments)
 
     @contextmanager
@@ -220,8 +239,9 @@ class WatchedScheduler(Scheduler):
             self.check()
         except InvariantViolated as violation:
             self.world.violated(f"after {name or 'abort'}: {violation}")
-        # Whatever else happens meanwhile, nobody else gets the blocks that the step in flight reads and writes.
-        if self.is_step_in_flight and (loose := self._touched & {*self.pool._free, *self.pool._cached}):
+        # Whatever else happens meanwhile, nobody else gets the blocks that the steps in flight read and write.
+        touched = set[int]().union(*(self._touched[step.step_id] for step in self._in_flight))
+        if loose := touched & {*self.pool._free, *self.pool._cached}:
             self.world.violated(f"after {name or 'abort'}: blocks {sorted(loose)} are free amid a step")
 
     def add_arrivals(self) -> None:
@@ -239,7 +259,9 @@ class WatchedScheduler(Scheduler):
     def plan_step(self, now_s: float) -> StepPlan | None:
         with self._transition("plan"):
             plan = super().plan_step(now_s)
-            self._touched = {block for sequence in self._scheduled for block in sequence.block_table}
+            if plan is not None:
+                scheduled = self._in_flight[-1].scheduled
+                self._touched[plan.step_id] = {block for one in scheduled for block in one.block_table}
         return plan
 
     def apply(self, result: StepResult, now_s: float) -> None:
@@ -268,7 +290,7 @@ class WatchedLanes(RequestQueues):
 
     def _take_back(self, sequence: Sequence, step_id: int | None) -> None:
         super()._take_back(sequence, step_id)
-        if trio.lowlevel.current_task().name == "scheduler":
+        if trio.lowlevel.current_task().name.startswith("scheduler"):
             point = "finish" if sequence.entry.finish_reason else "preempt"
             self.world.reach(f"scheduler.{point}.middle")
 

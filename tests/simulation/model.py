@@ -22,7 +22,7 @@ from triolet.core.recovery.supervision import MAX_PAUSE_S
 from triolet.core.request.lora import Adapter, AdapterSupport
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
 from triolet.core.request.pooling_params import PoolingInfo
-from triolet.core.step_plan import PooledVectors, SampledToken, StepPlan, StepResult
+from triolet.core.step_plan import PooledVectors, RowStart, SampledToken, StepPlan, StepResult
 from triolet.errors import ResourceShortage, RunnerDied
 
 FIRST_LEAD, FIRST_TAIL = 40, 45  # tokens from here on are first and second halves of two-byte characters
@@ -59,8 +59,10 @@ class FaultyTokenizer(HalfLetterTokenizer):
 class FaultyExecutor(FakeExecutor):
     """A fake runner on virtual time that crashes, hangs, says things twice, and says old things again."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.story.num_blocks, world.story.block_size)
+    def __init__(self, world: World, replica: int = 0) -> None:
+        story = world.story
+        super().__init__(story.num_blocks, story.block_size, story.windows, story.longest)
+        self.replica, self.num_steps = replica, 0
         self._load_silence = RareHangLimit(None)
         self._load_s = 0.0
         self.world = world
@@ -88,7 +90,7 @@ class FaultyExecutor(FakeExecutor):
         world = self.world
         world.weights.begin(self.folder)
         world.num_lives += 1
-        if world.num_lives > 1:
+        if self.num_lives:
             if world.is_due("shortage.runner"):
                 world.num_lives -= 1
                 world.hung_s += MAX_PAUSE_S
@@ -105,7 +107,7 @@ class FaultyExecutor(FakeExecutor):
         world.weights.loaded, world.weights.has_crashed = weights_of(self.folder), False
         world.note(f"runner started with {self.num_blocks} blocks and weights {world.weights.loaded}")
         return attrs.evolve(
-            model_info(self.num_blocks, self.block_size),
+            model_info(self.num_blocks, self.block_size, self.windows, self.longest),
             generation=GenerationDefaults(eos_token_ids=world.story.eos_token_ids),
             pooling=PoolingInfo(tasks=("embed",), size=2),
             adapters=AdapterSupport((), "", 8) if world.story.limits.get("enable_lora") else None,
@@ -132,35 +134,43 @@ class FaultyExecutor(FakeExecutor):
             raise RunnerDied("made no progress in loading the model", -9, is_hang=True)
 
     async def compute(self, plan: StepPlan) -> StepResult:
+        crashes: list[BaseException] = []
+        rows = self._lengths(plan)
+        with foreign_errors_kept(crashes.append):
+            result = await self._execute(plan)
+        if crashes:
+            self.world.num_crashes += rows
+            raise crashes[0]
+        return result
+
+    def _lengths(self, plan: StepPlan) -> list[tuple[RowStart, int]]:
+        """The rows of a plan that has not begun, and how many tokens of each are known."""
         known = {row_id: (row.start, len(row.tokens)) for row_id, row in self.model.rows.items()}
         for start in plan.starts:
             known[start.row_id] = (start, len(start.prompt_token_ids) + len(start.output_token_ids))
-        num_crashes: list[BaseException] = []
-        with foreign_errors_kept(num_crashes.append):
-            result = await self._execute(plan)
-        if num_crashes:
-            self.world.num_crashes += [known[row.row_id] for row in plan.rows]
-            raise num_crashes[0]
-        return result
+        return [known[row.row_id] for row in plan.rows]
 
     async def _execute(self, plan: StepPlan) -> StepResult:
         world = self.world
         world.note(f"step {_shown(plan)}")
-        is_still = bool(world.operations.still) and plan is not PROOF and not world.is_closing
+        is_still = bool(world.operations.still) and not world.is_closing and self._is_awaited(plan)
         world.expect(
             not is_still, f"computes while {sorted(world.operations.still)} should keep it from that"
         )
         world.reach("runner.execute.before")
         if world.is_due("runner.hang"):
-            if plan is PROOF:  # a runner that can not start keeps everybody waiting, the scheduler included
+            if (
+                plan.step_id == PROOF.step_id
+            ):  # a runner that can not start keeps everybody waiting, the scheduler included
                 world.hung_s += world.story.limits["step_timeout"]
-            await self._hang()
+            await self._hang(plan)
         self.model.most_tokens = 0 if world.is_due("runner.out_of_memory") else world.story.memory_tokens
         # It may touch its blocks at the beginning of its time, or at the end.
         before_s, after_s = world.rng.choice(((0.0, MAX_STEP_S), (MAX_STEP_S / 2, 0.0)))
         await trio.sleep(before_s)
         self._adapters.begin(plan)
         result = self._adapters.judge(plan, self.model.execute(plan))
+        self._maybe_die()
         world.reach("runner.execute.middle")
         if result.out_of_memory is None:
             self._check_masks(plan)
@@ -170,6 +180,12 @@ class FaultyExecutor(FakeExecutor):
         if world.rng.random() < EARLY_END:  # as a runner may that knows no runs
             self.halt()
         return self._told_again(plan, result)
+
+    def _maybe_die(self) -> None:
+        self.num_steps += 1
+        if self.world.is_armed and (self.replica, self.num_steps) in self.world.story.kills:
+            self.world.fired["runner.killed"] += 1
+            raise RunnerDied("was killed by SIGKILL", -9)
 
     def _check_masks(self, plan: StepPlan) -> None:
         """What is sampled of an answer with a form, is sampled from what the form leaves after these very tokens."""
@@ -183,11 +199,16 @@ class FaultyExecutor(FakeExecutor):
                     planned.mask == choice.mask, f"{row.start.request_id} has another mask after {output}"
                 )
 
-    def _reach_poison(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            self.world.reach_poison(self.model.rows[row.row_id].start, row.start + row.num_tokens)
+    def _is_awaited(self, plan: StepPlan) -> bool:
+        return plan.step_id != PROOF.step_id and bool(self.world.custody.awaits(self.replica, plan))
 
-    async def _hang(self) -> None:
+    def _reach_poison(self, plan: StepPlan) -> None:
+        is_blamed = self._is_awaited(plan)
+        for row in plan.rows:
+            start = self.model.rows[row.row_id].start
+            self.world.reach_poison(start, row.start + row.num_tokens, self.replica if is_blamed else None)
+
+    async def _hang(self, plan: StepPlan) -> None:
         """What the watchdog of a runner's process makes of one: a crash after `step_timeout`."""
         await trio.sleep(self.world.story.limits["step_timeout"])
         raise RunnerDied("took too long", -9)

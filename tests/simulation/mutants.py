@@ -141,7 +141,7 @@ def _late_results(patch: pytest.MonkeyPatch) -> None:
     apply = Scheduler.apply
 
     def mutated(self: Scheduler, result: StepResult, now_s: float) -> None:
-        step_id = self._in_flight.step_id if self._in_flight else result.step_id
+        step_id = self._in_flight[0].step_id if self._in_flight else result.step_id
         apply(self, attrs.evolve(result, step_id=step_id), now_s)
 
     patch.setattr(Scheduler, "apply", mutated)

@@ -62,10 +62,13 @@ def all_mutants() -> dict[str, Plant]:
         "mutants_of_answers",
         "mutants_of_faults",
         "mutants_of_forms",
+        "mutants_of_look_ahead",
         "mutants_of_operations",
         "mutants_of_pooling",
+        "mutants_of_replicas",
         "mutants_of_runs",
         "mutants_of_texts",
+        "mutants_of_windows",
     ):  # each enters its own
         import_module(f"tests.simulation.{module}")
     return MUTANTS
@@ -74,6 +77,16 @@ def all_mutants() -> dict[str, Plant]:
 def is_of_adapters(name: str) -> bool:
     """Whether only a story with adapters can show it."""
     return all_mutants()[name].__module__.endswith("mutants_of_adapters")
+
+
+def is_of_windows(name: str) -> bool:
+    """Whether only a story whose model has windows can show it."""
+    return all_mutants()[name].__module__.endswith("mutants_of_windows")
+
+
+def is_of_replicas(name: str) -> bool:
+    """Whether only a story with replicas can show it."""
+    return all_mutants()[name].__module__.endswith("mutants_of_replicas")
 
 
 def is_of_operations(name: str) -> bool:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from tests.simulation.mutation import planted_mutant
 from tests.simulation.simulate import simulate
+from tests.simulation.story import Story, draw_story
 
 CHUNK = 50  # seeds that a process is given at a time
 
 
-def run_seeds(seeds: range, mutant: str | None, num_jobs: int) -> Iterator[tuple[int, list[str]]]:
+def run_seeds(
+    seeds: Sequence[int], mutant: str | None, num_jobs: int, draw: Callable[[int], Story] = draw_story
+) -> Iterator[tuple[int, list[str]]]:
     """The rules that each seed broke, in order of the seeds.
 
     Args:
         seeds: of the stories.
         mutant: a defect to plant; None for the engine as it is.
         num_jobs: processes.
+        draw: gives the story of a seed.
     """
-    run = partial(_run_seed, mutant)
+    run = partial(_run_seed, mutant, draw)
     if num_jobs == 1:
         yield from map(run, seeds)
         return
@@ -28,6 +32,6 @@ def run_seeds(seeds: range, mutant: str | None, num_jobs: int) -> Iterator[tuple
         yield from pool.imap(run, seeds, chunksize=CHUNK)
 
 
-def _run_seed(mutant: str | None, seed: int) -> tuple[int, list[str]]:
+def _run_seed(mutant: str | None, draw: Callable[[int], Story], seed: int) -> tuple[int, list[str]]:
     with planted_mutant(mutant):
-        return seed, simulate(seed).violations
+        return seed, simulate(draw(seed)).violations

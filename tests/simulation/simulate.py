@@ -12,10 +12,12 @@ from tests.simulation.hand_over import hand_over
 from tests.simulation.hooks import WatchedCore, WatchedScheduler, watched
 from tests.simulation.model import SLOW_LOADS_S, FaultyExecutor, FaultyTokenizer
 from tests.simulation.operator import Operator
+from tests.simulation.process import FaultyProcessExecutor
 from tests.simulation.story import LOAD_POINTS, MAX_STEP_S, Story, draw_story
 from tests.simulation.world import Record, World
 from triolet import EngineConfig, SamplingParams
 from triolet.core.recovery.supervision import MAX_PAUSE_S
+from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
@@ -24,6 +26,7 @@ from triolet.errors import EngineDead, InvariantViolated
 MAX_TASK_STEPS = 200_000  # a run has a few thousand; one that has more goes round in circles
 PATIENCE_S = 1000.0  # of virtual time; a run takes a few seconds
 READING_S = 30.0  # for the slowest reader
+_LONGEST_RETURN_S = 60.0  # of a replica, after the longest pauses between its starts
 OPERATION_S = 20.0  # for loads, slow ones included, and for what waits for them
 
 
@@ -85,7 +88,9 @@ async def _play(world: World) -> None:
     clients = [Client(world, ask) for ask in story.asks]
     operators = [Operator(world, operation) for operation in story.operations]
     async with trio.open_nursery() as nursery:
-        async with run_engine(config, FaultyExecutor(world), lambda: FaultyTokenizer(world)) as engine:
+        kind = FaultyProcessExecutor if story.is_in_a_process else FaultyExecutor
+        executors = [kind(world, replica) for replica in range(story.num_replicas)]
+        async with run_engine(config, executors[0], lambda: FaultyTokenizer(world), *executors[1:]) as engine:
             for client in clients:
                 nursery.start_soon(client.run, engine, name=client.name)
                 if client.ask.abort_after_s is not None:
@@ -170,6 +175,11 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
     except EngineDead:
         world.expect(world.story.mood == "deadly", "the engine died")
         return
+    with trio.move_on_after(_LONGEST_RETURN_S):
+        while not all(replica.is_living for replica in engine.statistics().replicas):
+            await engine._progress.restarted.park()
+    down = [replica.replica for replica in engine.statistics().replicas if not replica.is_living]
+    world.expect(not down, f"replicas {down} do not come back")
     held = {
         "journal": len(engine._core.journal),
         "outputs": len(engine._core.outputs),
@@ -189,19 +199,18 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
 
 async def _must_serve(world: World, engine: Engine) -> None:
     """One more request, as long as the cache is large: it needs every block there is."""
-    num_blocks = world.num_blocks
+    longest = world.max_model_len
     if engine.is_sleeping and world.story.later_num_blocks is not None:
-        num_blocks = world.story.later_num_blocks
-    prompt = [7] * (num_blocks * world.story.block_size - 1)
+        longest = world.story.longest_in(world.story.later_num_blocks)
+    prompt = [7] * (longest - 1)
     tokens_s = 3 * MAX_STEP_S * len(prompt)
     if world.story.operations:  # it may have to be woken
         tokens_s += OPERATION_S
     with trio.move_on_after(tokens_s):
         output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
         (record,) = world.records_of(trio.lowlevel.current_task())
-        is_right = (
-            output.outputs[0].token_ids == expected_of(record.entry.request, tuple(record.weights)).token_ids
-        )
+        expected = expected_of(record.entry.request, tuple(record.weights), world.story.windows)
+        is_right = output.outputs[0].token_ids == expected.token_ids
         promised = world.weights.promised
         has_failed = any(world.fired[point] for point in ("weights.load", "runner.start", *LOAD_POINTS))
         is_kept = has_failed or promised in (None, world.weights.loaded)
@@ -217,7 +226,9 @@ def _must_have_ended(world: World) -> None:
         tokens, entry = tuple(record.entry.output_token_ids), record.entry
         world.expect(record.closed_s is not None, f"request {serial} was accepted and never ended")
         # A stop string is found a moment later than its tokens, so the journal may know a few more.
-        right = tokens_of(entry.request, len(tokens), weights=tuple(record.weights))
+        right = tokens_of(
+            entry.request, len(tokens), weights=tuple(record.weights), windows=world.story.windows
+        )
         world.expect(tokens == right, f"request {serial} has tokens {tokens}, not {right}")
         for number in {*record.weights} & world.weights.not_for.keys():
             is_allowed = serial not in world.weights.not_for[number]
@@ -225,6 +236,12 @@ def _must_have_ended(world: World) -> None:
 
 
 def _must_have_all_blocks(world: World, engine: Engine) -> None:
+    if isinstance(engine._core, ReplicatedCore):
+        try:
+            engine._core.table.check()
+        except InvariantViolated as violation:
+            world.violated(f"after the end: {violation}")
+        return
     scheduler = engine._core.scheduler
     if not isinstance(scheduler, WatchedScheduler) or not scheduler.is_whole:
         return

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import attrs
 
-from tests.actors.harness import VOCAB, LetterTokenizer
+from tests.actors.harness import LONGEST, VOCAB, LetterTokenizer
 from tests.core.fake_model import CIRCLE, REPETITIVE
 from tests.simulation.adapters import BROKEN, NAMES
 from tests.simulation.forms import draw_forms
 from tests.simulation.operations import OPERATION_POINTS, Operation, draw_operations
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.step_plan import RowStart
@@ -20,8 +21,11 @@ from triolet.core.step_plan import RowStart
 MAX_STEP_S = 0.02
 FOR_EVER_S = 1e6
 FORMED = 0.15  # of the stories: in these, many answers have a form
+AHEAD = 0.6  # of the stories without drafts: in these, up to two steps are in flight
+IN_A_PROCESS = 0.5  # of these: in these, a process is sent the second plan before it has answered the first
 POOLED = 0.25  # of the stories: in these, many requests are pooled
 ADAPTED = 0.2  # of the stories: in these, most requests have an adapter
+WINDOWED = 0.4  # of the stories: in these, the layers of the model have windows
 OPERATED = 0.25  # of the stories: in these, the engine sleeps, pauses, or gets other weights
 
 Mood = Literal["calm", "faulty", "poisoned", "escalating", "deadly"]
@@ -179,6 +183,10 @@ class Story:
         eos_token_ids: of the model.
         restart_s: what a runner's restart takes.
         later_num_blocks: of the KV cache after a restart, where there is less memory then.
+        windows: of the model's cache groups, tokens.
+        longest: sequence of the model, tokens.
+        num_replicas: replicas of the model; see `replicas`.
+        kills: the replica, and its step in which its process is killed from outside.
         memory_tokens: a step with more tokens finds no memory.
         hang_s: how long an actor does nothing when it hangs; often longer than its watchdog lets it.
         costs_s: what a step says it took: any step, a row, a further token; None if it does not say.
@@ -197,6 +205,10 @@ class Story:
     eos_token_ids: tuple[int, ...]
     restart_s: float
     later_num_blocks: int | None = None
+    windows: tuple[int | None, ...] = (None,)
+    longest: int = LONGEST
+    num_replicas: int = 1
+    kills: tuple[tuple[int, int], ...] = ()
     memory_tokens: int | None = None
     hang_s: float = 0.0
     costs_s: tuple[float, float, float] | None = None
@@ -209,12 +221,25 @@ class Story:
     @property
     def max_model_len(self) -> int:
         """Longest sequence, tokens."""
-        return self.num_blocks * self.block_size
+        return self.longest_in(self.num_blocks)
+
+    def longest_in(self, num_blocks: int) -> int:
+        """Longest sequence that so many blocks can hold, tokens."""
+        return min(CacheGroups(self.windows).longest(num_blocks, self.block_size), self.longest)
+
+    @property
+    def is_in_a_process(self) -> bool:
+        """Whether the runner is that of `process`."""
+        is_ahead = self.limits.get("async_scheduling", False)
+        return is_ahead and random.Random(f"process {self.seed}").random() < IN_A_PROCESS
 
 
 def draw_story(seed: int) -> Story:
     """The story of a seed; the same one in every process."""
     story, forms = _draw_shortages(_draw_without_forms(seed)), random.Random(f"forms {seed}")
+    windows = random.Random(f"windows {seed}")
+    if windows.random() < WINDOWED:
+        story = _draw_windows(windows, story)
     adapters = random.Random(f"adapters {seed}")
     if adapters.random() < ADAPTED:
         story = _draw_adapters(adapters, story)
@@ -258,6 +283,7 @@ def _draw_without_forms(seed: int) -> Story:
         | (_draw_guesses(guesses) if is_guessing else {})
         | ({} if seed % 3 else {"policy": "fair"})
         | {"num_scheduler_steps": random.Random(f"runs {seed}").choice((1, 2, 16))}
+        | {"async_scheduling": not is_guessing and random.Random(f"ahead {seed}").random() < AHEAD}
         | {"max_prefill_delay": paces.choice((0.1, 2.0)), "fair_ttft_factor": paces.choice((1.1, 3.0, None))},
         num_blocks=num_blocks,
         block_size=block_size,
@@ -289,6 +315,23 @@ def _draw_limits(rng: random.Random, *, is_famine: bool) -> dict[str, Any]:
 
 def _draw_later_blocks(rng: random.Random, num_blocks: int) -> int | None:
     return rng.randint(max(2, num_blocks // 4), num_blocks) if rng.random() < 0.25 else None
+
+
+def _draw_windows(rng: random.Random, story: Story) -> Story:
+    """Some layers, or all, have windows: the same requests often have just as many blocks as they need with them."""
+    window, size, longest = rng.choice((1, 2, 3, 5, 8, 13)), story.block_size, story.max_model_len
+    windows = rng.choice(((window,), (window,), (None, window), (None, window, window)))
+    groups = CacheGroups(windows)
+    least = groups.num_needed(longest, size)
+    num_blocks = least + (
+        rng.randint(0, groups.count * story.num_blocks - least) if rng.random() < 0.5 else 0
+    )
+    later = None
+    if story.later_num_blocks is not None:
+        later = rng.randint(groups.num_needed(max(2, longest // 4), size), num_blocks)
+    return attrs.evolve(
+        story, windows=windows, longest=longest, num_blocks=num_blocks, later_num_blocks=later
+    )
 
 
 def _draw_guesses(rng: random.Random) -> dict[str, Any]:

@@ -17,20 +17,33 @@ import pytest
 
 from tests.simulation import story
 from tests.simulation.__main__ import main
-from tests.simulation.mutation import all_mutants, is_of_adapters, is_of_operations, planted_mutant
+from tests.simulation.mutation import (
+    all_mutants,
+    is_of_adapters,
+    is_of_operations,
+    is_of_replicas,
+    is_of_windows,
+    planted_mutant,
+)
 from tests.simulation.operations import OPERATION_POINTS
+from tests.simulation.replicas import draw_replica_story
 from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
 
-NUM_QUICK, NUM_SLOW = 200, 1000  # the simulation itself, in .ci/run, goes through many more
+NUM_QUICK, NUM_QUICK_REPLICAS, NUM_SLOW = (
+    200,
+    30,
+    1000,
+)  # the simulation itself, in .ci/run, goes through many more
 NUM_TO_KILL = 4000
 
 
 def violations(worlds: Iterable[World]) -> dict[str, list[str]]:
     """Of the bad runs, by the command that replays them."""
     return {
-        f"python -m tests.simulation --seed {world.story.seed}": world.violations
+        f"python -m tests.simulation --seed {world.story.seed}"
+        + (" --replicas" if world.story.num_replicas > 1 else ""): world.violations
         for world in worlds
         if world.violations
     }
@@ -38,6 +51,23 @@ def violations(worlds: Iterable[World]) -> dict[str, list[str]]:
 
 def test_no_seed_breaks_a_rule() -> None:
     assert violations(map(simulate, range(NUM_QUICK))) == {}
+
+
+def test_no_seed_of_two_replicas_breaks_a_rule() -> None:
+    assert violations(map(simulate, map(draw_replica_story, range(NUM_QUICK_REPLICAS)))) == {}
+
+
+@pytest.mark.slow
+def test_nor_do_more_with_kills_of_one_and_of_both() -> None:
+    fired: Counter[str] = Counter()
+
+    def run(seed: int) -> World:
+        world = simulate(draw_replica_story(seed))
+        fired.update(world.fired)
+        return world
+
+    assert violations(map(run, range(NUM_SLOW))) == {}
+    assert fired["runner.killed"] > NUM_SLOW / 4
 
 
 @pytest.mark.slow
@@ -64,11 +94,14 @@ def test_nor_do_more_which_reach_every_point_and_every_ending() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", all_mutants())
 def test_a_planted_defect_is_noticed(name: str) -> None:
-    told: Iterable[Story] = map(story.draw_story, range(NUM_TO_KILL))
+    draw = draw_replica_story if is_of_replicas(name) else story.draw_story
+    told: Iterable[Story] = map(draw, range(NUM_TO_KILL))
     if is_of_adapters(name):  # they are in one of five
         told = (one for one in told if "enable_lora" in one.limits)
     if is_of_operations(name):  # they are in one of four
         told = (one for one in told if one.operations)
+    if is_of_windows(name):  # they are in two of five
+        told = (one for one in told if one.windows != (None,))
     with planted_mutant(name):
         assert any(simulate(one).violations for one in told)
 
@@ -184,3 +217,23 @@ def test_what_goes_wrong_in_telling_a_result_is_no_fault_of_the_request(kind: st
     world = simulate(attrs.evolve(asked, asks=(ask,), limits=asked.limits | {"num_scheduler_steps": 8}))
     assert world.fired == {told.point: 1, computed.point: 1}
     assert world.violations == []
+
+
+@pytest.mark.parametrize("first", [2, 3, 4])
+def test_a_step_that_was_planned_ahead_of_one_that_crashed_may_have_crashed_it(first: int) -> None:
+    """The next crash is in that step, and the request was alone in both; one step later it is not to blame."""
+    failures: list[bool] = []
+    for after in (3, 4):
+        faults = (
+            Fault("runner.execute.middle", first, "error"),
+            Fault("runner.execute.before", first + after, "error"),
+        )
+        asked = tell(*faults)
+        ask = attrs.evolve(asked.asks[0], params={"max_tokens": 12, "seed": 0})
+        world = simulate(attrs.evolve(asked, asks=(ask,), limits=asked.limits | {"async_scheduling": True}))
+        assert world.violations == []
+        assert world.fired.total() == 2
+        [before, again] = [length for _, length in world.num_crashes]
+        assert again - before == after - 2
+        failures.append(any("RequestFailed" in line for line in world.lines))
+    assert failures == [True, False]

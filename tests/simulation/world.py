@@ -7,6 +7,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
+from typing import Any
 
 import attrs
 import trio
@@ -23,7 +24,7 @@ from triolet.core.journal import JournalEntry
 from triolet.core.recovery.supervision import MIN_PAUSE_S
 from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import RowStart
-from triolet.errors import AdapterError, ModelFileError, ResourceShortage, RunnerDied
+from triolet.errors import AdapterError, ModelFileError, ResourceShortage, RunnerDied, RunnerFailed
 
 SHORTAGES = (
     lambda: OSError(errno.EMFILE, "Too many open files"),
@@ -64,6 +65,7 @@ def is_planted(error: BaseException) -> bool:
         Planted
         | Panic
         | RunnerDied
+        | RunnerFailed
         | ActorStuck
         | GrammarsDied
         | ResourceShortage
@@ -136,9 +138,13 @@ class World:
     weights: Weights = attrs.field(factory=Weights)
     operations: Operations = attrs.field(factory=Operations)
     registry: WatchedAdapters | None = None
+    custody: Any = None
     _faults: dict[tuple[str, int], Kind] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        from tests.simulation.replicas import Custody  # it is about worlds itself
+
+        self.custody = Custody()
         self.rng = random.Random(self.story.seed + 1)
         self._faults = {(fault.point, fault.nth): fault.kind for fault in self.story.faults}
 
@@ -219,11 +225,17 @@ class World:
         step_timeout_s: float = self.story.limits["step_timeout"]
         return min(self.story.hang_s, 1.5 * step_timeout_s)
 
-    def reach_poison(self, start: RowStart, num_computed: int) -> None:
-        """A step brings a row to so many computed tokens; raises if that is more than the runner can stand."""
+    def reach_poison(self, start: RowStart, num_computed: int, replica: int | None = None) -> None:
+        """A step brings a row to so many computed tokens; raises if that is more than the runner can stand.
+
+        Args:
+            replica: that is known to have been taken down by it; None if that cannot be known.
+        """
         for ask in self.story.asks:
             if ask.poison_at is not None and num_computed > ask.poison_at and ask.is_of(start):
                 self.note(f"poison of client {ask.number}")
+                if replica is not None:
+                    self.custody.poisoned(self, replica, ask.number, start.request_id)
                 raise Planted("poison")
 
     @property
@@ -235,7 +247,7 @@ class World:
     @property
     def max_model_len(self) -> int:
         """Longest sequence in the present life of the runner, tokens."""
-        return self.num_blocks * self.story.block_size
+        return self.story.longest_in(self.num_blocks)
 
     @property
     def lateness_s(self) -> float:
@@ -246,7 +258,10 @@ class World:
     def may_be_blamed(self, ask: Ask) -> bool:
         """A client is told that its request crashes the runner: it does, or that is what two crashes looked like."""
         lengths = Counter(length for start, length in self.num_crashes if ask.is_of(start))
-        return ask.poison_at is not None or max(lengths.values(), default=0) >= 2
+        # The runner may have begun the step after the one that crashed, too, in which the request was longer by one.
+        is_ahead = bool(self.story.limits.get("async_scheduling"))
+        most = max((number + is_ahead * lengths[length + 1] for length, number in lengths.items()), default=0)
+        return ask.poison_at is not None or most >= 2
 
     # ----------------------------------------------------------------------------------- the journal
 

@@ -183,7 +183,7 @@ def test_a_wrong_grammar_is_refused_with_the_reason(
 
 def test_a_vocabulary_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="structured outputs do not work with this tokenizer"):
-        GrammarVocabulary(Vocabulary("{}", 10, ()))
+        GrammarVocabulary(Vocabulary(b"{}", 10, ()))
 
 
 # ------------------------------------------------------------------------------------------ the options of JSON

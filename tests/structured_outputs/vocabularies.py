@@ -26,7 +26,7 @@ def vocabulary(tokenizer: Tokenizer, *, vocab_size: int | None = None, has_eos: 
     eos = tokenizer.token_to_id(EOS)
     assert eos is not None
     size = tokenizer.get_vocab_size() if vocab_size is None else vocab_size
-    return Vocabulary(tokenizer.to_str(), size, (eos,) if has_eos else ())
+    return Vocabulary(tokenizer.to_str().encode(), size, (eos,) if has_eos else ())
 
 
 def tokens(tokenizer: Tokenizer, *, has_eos: bool = True) -> GrammarVocabulary:

@@ -137,6 +137,15 @@ class RemoteEngine:
         """End a pause; harmless without one."""
         self._thread.call(self._native.resume_generation)
 
+    def sleep_when_idle(self) -> None:
+        """Go to sleep as soon as no request is live; see `triolet.Engine.sleep_when_idle`."""
+        self._thread.call(self._native.sleep_when_idle)
+
+    @property
+    def sleeps_in_s(self) -> float | None:
+        """Seconds until the engine goes to sleep by itself; see `triolet.Engine.sleeps_in_s`."""
+        return self._thread.call(lambda: self._native.sleeps_in_s)
+
     @property
     def is_sleeping(self) -> bool:
         """True from the call of `sleep` until everything is back."""

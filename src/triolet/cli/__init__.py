@@ -21,6 +21,7 @@ from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.cli.profile.commands import profile
 from triolet.cli.replay.commands import replay
 from triolet.cli.shell.commands import SHELL_COMMANDS
+from triolet.cli.worker.commands import worker
 from triolet.client.address import ServerAddress
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
@@ -348,5 +349,5 @@ def bench_serve(
     run(benchmark, as_json=as_json)
 
 
-for one in (*MODEL_COMMANDS, *SHELL_COMMANDS, doctor, profile, replay):
+for one in (*MODEL_COMMANDS, *SHELL_COMMANDS, doctor, profile, replay, worker):
     main.add_command(one)

@@ -116,6 +116,7 @@ def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
                 sampling=dict(options.sampling),
                 stats=options.stats,
                 model=backend.model,
+                can_think=backend.thinking_switch is not None,
             )
             screen = Screen.of(sys.stdout)
             prompt = Prompt(colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in())
@@ -220,7 +221,11 @@ class Chat:
         await self.backend.switch(name)
         self.state.model = self.backend.model
         self.state.defaults = self.backend.defaults
+        self.state.can_think = self.backend.thinking_switch is not None
         self.screen.remark(" · ".join(self.backend.facts))
+        if self.state.thinking.wish is not None and not self.state.can_think:
+            self.state.thinking = ThinkMode.AUTO
+            self.screen.remark(f"{self.state.model} has no thinking switch; what /think set is undone.")
 
     async def _fork(self, number: int) -> None:
         """Make several replies to the last message at once, and show them side by side."""

@@ -333,7 +333,7 @@ def _models_option(command: Command) -> Command:
         "models_file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Serve every preset of this TOML file; the first model stays loaded, the others are loaded on demand.",
+        help="Serve every preset of this TOML file; the first is loaded at once, the others on demand.",
     )
     return cast(Command, option(click.argument("positional", metavar="[MODEL]", required=False)(with_models)))
 

@@ -46,6 +46,8 @@ from triolet.server.transport.listener import Listener
 
 CHECK_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 10.0
+FREED_BLOCKS = 50_000  # of Python's allocator, that are worth a look: some 5 MB
+M_ARENA_MAX = -8  # of glibc's malloc.h
 # Every read and write of a socket lets go of the interpreter lock, and gets it back from a thread that parses a long
 # body only after this time. With Python's 5 ms, a pass of the loop over 40 sockets takes 200 ms.
 SWITCH_INTERVAL_S = 0.0001
@@ -59,7 +61,8 @@ def run(
     """Serve until a signal comes.
 
     Args:
-        config: of the first model, which stays loaded.
+        config: of the first model, which is loaded at once; with further ones it sleeps when it has been idle as long
+            as they may be.
         models: further models, by name.
 
     Raises:
@@ -70,6 +73,7 @@ def run(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     _raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    share_heaps()
     check_directory(gateway.snapshot)
     check_directory(gateway.journal, "journal")
     if gateway.journal is not None and gateway.snapshot is not None:
@@ -77,6 +81,8 @@ def run(
     if gateway.lora_dir is not None and not config.enable_lora:
         raise ConfigError("lora_dir", "given together with enable_lora", gateway.lora_dir)
     warn_of_open_access(gateway, config)
+    if models and config.sleep_after is None:
+        config = attrs.evolve(config, sleep_after=gateway.model_idle)
     server = Server(gateway, config, models=models or {})
     try:
         trio.run(server.run, restrict_keyboard_interrupt_to_checkpoints=True)
@@ -213,19 +219,36 @@ async def _watch_engine(engine: Engine) -> None:
             engine.check_health()
 
 
-async def return_memory(budget: InputBudget, trim: Callable[[], Awaitable[None]]) -> None:
-    """Give the memory of long bodies and messages back to the system, some seconds after they were read.
+async def return_memory(
+    budget: InputBudget,
+    trim: Callable[[], Awaitable[None]],
+    num_blocks: Callable[[], int] = sys.getallocatedblocks,
+) -> None:
+    """Give memory back to the system some seconds after much of it was freed.
 
     Args:
-        budget: from which they take their memory.
+        budget: from which long bodies and messages take their memory.
         trim: returns the memory that is free.
+        num_blocks: blocks that are allocated; fewer when stored responses or logs were dropped.
     """
-    num_returned = 0
+    num_returned, most_blocks, is_due = 0, num_blocks(), False
     while True:
         await trio.sleep(TRIM_INTERVAL_S)
-        if budget.num_taken != num_returned:
-            num_returned = budget.num_taken
+        # Once more after the last body: what it says may still have been in work.
+        was_due, is_due = is_due, budget.num_taken != num_returned
+        num_now = num_blocks()
+        most_blocks = max(most_blocks, num_now)
+        if is_due or was_due or most_blocks - num_now > FREED_BLOCKS:
+            num_returned, most_blocks = budget.num_taken, num_now
             await trim()
+
+
+def share_heaps() -> None:
+    """Let all threads beside the event loop's share one heap of the C allocator; only glibc has several."""
+    # Each would have its own, and keep what it has freed: 250 MiB after two long texts were tokenized.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(M_ARENA_MAX, 2)
 
 
 async def trim_allocator() -> None:

@@ -19,6 +19,7 @@ import click
 from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text
 from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file, with_sampling_values
 from triolet.core.request.params import SamplingParams
+from triolet.core.tools.answer import THINKING_SWITCHES
 from triolet.errors import InvalidParams
 
 MAY_BE_NONE: Final = frozenset(option.name for option in SAMPLING_OPTIONS if option.may_be_none)
@@ -82,6 +83,7 @@ class ChatState:
     sampling: dict[str, Any] = attrs.field(factory=dict)  # values of the user that replace them, by field
     stats: bool = True  # True if the line of timings is shown
     model: str = ""  # name of the model
+    can_think: bool = True  # True if the model can be asked to reason or not to
     thinking: ThinkMode = ThinkMode.AUTO
     last_reasoning: str = ""  # of the last reply
     forks: list[str] = attrs.field(factory=list)  # replies to the last message that one can be picked from
@@ -297,7 +299,13 @@ def _think(state: ChatState, argument: str) -> Effect:
         )
     if word and word not in [mode.value for mode in ThinkMode]:
         return Effect(complaint=f"/think takes on, off, hide, auto or show; got {argument}")
-    state.thinking = ThinkMode(word or state.thinking.value)
+    mode = ThinkMode(word or state.thinking.value)
+    if mode.wish is not None and not state.can_think:
+        return Effect(
+            complaint=f"/think {word} needs a thinking switch, and {state.model or 'the model'} has none: its chat "
+            f"template reads no {' or '.join(THINKING_SWITCHES)}; /think hide hides reasoning"
+        )
+    state.thinking = mode
     return Effect(say=(THINKING_WORDS[state.thinking],))
 
 

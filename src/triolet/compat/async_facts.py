@@ -30,7 +30,10 @@ class AsyncFacts(Facts):
     async def get_parallel_config(self) -> ParallelConfig:
         """Return the number of workers of each kind."""
         size = self.vllm_config.tensor_parallel_size
-        return await told(ParallelConfig(tensor_parallel_size=size, world_size=size))
+        num_replicas = self.vllm_config.num_replicas
+        return await told(
+            ParallelConfig(tensor_parallel_size=size, world_size=size, data_parallel_size=num_replicas)
+        )
 
     async def get_scheduler_config(self) -> SchedulerView:
         """Return the limits of a step."""

@@ -26,7 +26,7 @@ from triolet.actors.executors.registry import executor_class_of
 from triolet.aio import AsyncioEngine
 from triolet.bridge.engine_thread import EngineThread
 from triolet.compat.async_facts import Count, Done, checkpoint
-from triolet.compat.engine_args import EngineArgs
+from triolet.compat.engine_args import EngineArgs, with_executor
 from triolet.compat.generation import Generation, TextPieces
 from triolet.compat.operations.asynchronous import AsyncOperations
 from triolet.compat.operations.request_log import RequestLog
@@ -67,7 +67,8 @@ class AsyncLLM(AsyncOperations):
     Args:
         vllm_config: configuration of the engine.
         log_stats: a line in the log every ten seconds of work.
-        executor_class: that of `_get_executor_cls`, or None.
+        executor_class: where the model runs, by a name or class as for `distributed_executor_backend`; None for what
+            the configuration says.
         usage_context: makes no difference: no usage is reported.
         stat_loggers: loggers that are told of every step, or factories of them, by name or in a list.
         log_requests: lines in the log about every request; see `compat.operations.request_log`.
@@ -98,8 +99,7 @@ class AsyncLLM(AsyncOperations):
             raise ConfigError("vllm_config", "an EngineConfig", vllm_config)
         refuse_given(vllm_only)
         check_usage_context(usage_context)
-        if executor_class is not None and executor_class is not self._get_executor_cls(vllm_config):
-            refuse_given({"executor_class": executor_class})
+        vllm_config = with_executor(vllm_config, executor_class)
         # `begin` writes the first lines about a request.
         self._log = RequestLog(max_log_len) if log_requests else None
         self.log_stats = log_stats and vllm_config.log_stats

@@ -12,7 +12,7 @@ from triolet.compat.prompts import check_max_log_len
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
 from triolet.config.engine import QUANTIZATIONS, EngineConfig
-from triolet.errors import ConfigError
+from triolet.errors import ConfigError, shown
 
 RENAMED: Final = {
     "num_gpu_blocks_override": "num_kv_blocks",
@@ -20,24 +20,39 @@ RENAMED: Final = {
     "scheduling_policy": "policy",
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
+    "data_parallel_size": "replicas",
 }
 # torch's names, which vLLM takes as well.
 DTYPES: Final = {"half": "float16", "float": "float32"}
+
+# Where the model is computed, by vLLM's names; remote is triolet's own.
+BACKENDS: Final = {"uni": "thread", "mp": "process", "ray": "ray", "remote": "remote"}
+# The same by the names of classes, vLLM's and triolet's, which are given themselves or as `module.Class`.
+EXECUTOR_CLASSES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "UniProcExecutor": ("thread", "inline"),
+        "MultiprocExecutor": ("process",),
+        "RayDistributedExecutor": ("ray",),
+        "RayExecutorV2": ("ray",),
+        "InlineExecutor": ("inline",),
+        "ThreadExecutor": ("thread",),
+        "ProcessExecutor": ("process",),
+        "LocalGroup": ("process", "thread"),
+        "RemoteExecutor": ("remote", "ray"),
+        "RemoteGroup": ("remote", "ray"),
+    }
+)
 
 # Arguments whose effect is fixed here, with the values that ask for that effect; any other value is refused.
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "pipeline_parallel_size": (1,),
-        "data_parallel_size": (1,),
         "enable_chunked_prefill": (True, None),
-        "enforce_eager": (True, False),
         "fully_sharded_loras": (False,),
         "tokenizer_mode": ("auto",),
         "task": ("auto", "generate"),
         "runner_type": ("auto", "generate"),
         "load_format": ("auto", "safetensors"),
-        "kv_cache_dtype": ("auto",),
-        "distributed_executor_backend": (None,),
         "skip_tokenizer_init": (False,),
         "enable_sleep_mode": (False, True),  # sleep needs no preparation
         "limit_mm_per_prompt": (None,),
@@ -46,7 +61,6 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
 # Arguments of vLLM's that are not honoured. A program that spells out a default of vLLM's asks for nothing.
 DROPPED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "worker_use_ray": "vLLM has dropped it",
         "engine_use_ray": "vLLM has dropped it",
         "swap_space": "blocks are computed again and not swapped out; vLLM has dropped it, too",
         "cpu_offload_gb": "weights stay where they are",
@@ -96,7 +110,7 @@ UNKNOWN_HERE: Final = """
     mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size prefix_match_unit mamba_cache_mode
     enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm mamba_backend mamba_ssu_algorithm
     enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds additional_config use_tqdm_on_load
-    pt_load_map_location logits_processors async_scheduling kv_sharing_fast_prefill swa_bounded_replay
+    pt_load_map_location logits_processors kv_sharing_fast_prefill swa_bounded_replay
     optimization_level performance_mode fault_tolerance_config enable_fault_tolerance tokens_only
     shutdown_timeout watchdog_config weight_transfer_config fail_on_environ_validation gdn_prefill_backend
     kda_prefill_backend kda_decode_backend
@@ -117,6 +131,7 @@ ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
 DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
     {
         **{name: choices[0] for name, choices in FIXED.items()},
+        "distributed_executor_backend": None,
         "worker_use_ray": False,
         "engine_use_ray": False,
         "swap_space": 4,
@@ -172,6 +187,8 @@ class EngineArgs:
             fields["served_model_name"] = names[0]
         if fields.get("runner") in ("auto", "generate"):  # vLLM's kinds of models, and not its processes
             del fields["runner"]
+        if fields.get("replicas") == 1:  # vLLM's default
+            del fields["replicas"]
         if "dtype" in fields:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
         if fields.get("seed") is None:  # None means the default, here as in vLLM
@@ -182,6 +199,14 @@ class EngineArgs:
         elif quantization not in QUANTIZATIONS:
             allowed = " or ".join(map(repr, QUANTIZATIONS))
             refuse(f"quantization={quantization!r}", f"it must be None or {allowed}", quantization)
+        self._settled |= {
+            name: fields[name]
+            for name in ("distributed_executor_backend", "worker_use_ray")
+            if name in fields
+        }
+        fields |= _runner_fields(
+            fields.pop("distributed_executor_backend", None), fields.pop("worker_use_ray", None)
+        )
         fields |= _classifier_fields(fields.pop("hf_overrides", None))
         fields |= speculation_fields(fields.pop("speculative_config", None))
         if disable_log_stats:
@@ -194,6 +219,8 @@ class EngineArgs:
             raise AttributeError(name)
         if name in self._settled:
             return self._settled[name]
+        if name == "data_parallel_size":
+            return self.config.num_replicas
         if name in (*DEFAULTS, *ELSEWHERE) and name not in attrs.fields_dict(EngineConfig):
             return DEFAULTS.get(name)
         return getattr(self.config, RENAMED.get(name, name))
@@ -221,7 +248,7 @@ class EngineArgs:
             *FIXED,
             *DROPPED,
         }
-        known |= {"disable_log_stats", "speculative_config"}
+        known |= {"disable_log_stats", "speculative_config", "distributed_executor_backend", "worker_use_ray"}
         if cls._LOGS_REQUESTS:
             known |= {"enable_log_requests", "disable_log_requests", "max_log_len"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
@@ -254,6 +281,53 @@ def _is_settled(name: str, value: object) -> bool:
         allowed = " or ".join(repr(choice) for choice in FIXED[name])
         refuse(f"{name}={value!r}", f"it must be {allowed}", value)
     return True
+
+
+def _runner_fields(backend: object, uses_ray: object) -> dict[str, Any]:
+    """Return the field for vLLM's names of where the model is computed."""
+    if uses_ray not in (None, False, True):
+        raise ConfigError("worker_use_ray", "true or false", uses_ray)
+    if backend is None:
+        return {"runner": "ray"} if uses_ray else {}
+    runner = runners_of("distributed_executor_backend", backend)[0]
+    if uses_ray and runner != "ray":
+        raise ConfigError("worker_use_ray", f"False beside distributed_executor_backend={backend!r}", True)
+    return {"runner": runner}
+
+
+def runners_of(field: str, executor: object) -> tuple[str, ...]:
+    """Return the runners that an executor's name or class stands for, the one that it chooses first.
+
+    Args:
+        field: named in the error.
+        executor: a name of vLLM's, such as `mp`, a class of vLLM's or triolet's, or such a class as `module.Class`.
+    Raises:
+        UnsupportedFeature: it is another one; programs cannot bring classes of their own.
+    """
+    if isinstance(executor, str) and executor in BACKENDS:
+        return (BACKENDS[executor],)
+    name = executor.rpartition(".")[2] if isinstance(executor, str) else getattr(executor, "__name__", "")
+    if name not in EXECUTOR_CLASSES:
+        allowed = ", ".join((*map(repr, BACKENDS), *EXECUTOR_CLASSES))
+        refuse(field, f"it must be None or one of {allowed}; got {shown(executor)}", executor)
+    return EXECUTOR_CLASSES[name]
+
+
+def with_executor(config: EngineConfig, executor: object) -> EngineConfig:
+    """Return the configuration with the runner that `executor_class` stands for.
+
+    Raises:
+        ConfigError: the configuration names another one.
+        UnsupportedFeature: see `runners_of`.
+    """
+    if executor is None:
+        return config
+    runners = runners_of("executor_class", executor)
+    if config.runner == "auto":
+        return attrs.evolve(config, runner=runners[0])
+    if config.runner not in runners:
+        raise ConfigError("executor_class", f"one for the configuration's runner {config.runner!r}", executor)
+    return config
 
 
 def _classifier_fields(overrides: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar, cast
 import attrs
 
 from triolet.actors.executors.hash_key import hash_key
-from triolet.compat.engine_args import EngineArgs
+from triolet.compat.engine_args import EngineArgs, runners_of
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
@@ -59,6 +59,8 @@ from triolet.observability.tracing_setup import accepted_trace_headers, open_tra
 
 T = TypeVar("T")
 
+IN_PROCESS = ("thread", "inline")  # runners that mean the process of an `LLMEngine`
+
 
 def load(config: EngineConfig) -> Loaded:
     """Load the model and the tokenizer that a configuration names.
@@ -78,6 +80,18 @@ def load(config: EngineConfig) -> Loaded:
             f"tensor_parallel_size={config.tensor_parallel_size}",
             "LLM and LLMEngine compute in this process: AsyncLLM has several",
             config.tensor_parallel_size,
+        )
+    if config.num_replicas > 1:
+        refuse(
+            f"replicas={config.num_replicas}",
+            "LLM and LLMEngine compute in this process: AsyncLLM has several",
+            config.num_replicas,
+        )
+    if config.runner in ("remote", "ray"):
+        refuse(
+            f"runner={config.runner!r}",
+            "LLM and LLMEngine compute in this process: AsyncLLM computes on other machines",
+            config.runner,
         )
     runner, info = load_configured_runner(config, lambda progress: None)
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
@@ -113,11 +127,15 @@ class LLMEngine(EngineOperations):
     ) -> None:
         super().__init__()
         check_usage_context(usage_context)
-        given = {"executor_class": executor_class, "mm_registry": mm_registry, **vllm_only}
+        given = {"mm_registry": mm_registry, **vllm_only}
+        if executor_class is not None and runners_of("executor_class", executor_class)[0] not in IN_PROCESS:
+            given["executor_class"] = executor_class
         given["multiprocess_mode"] = multiprocess_mode
         refuse_given({**given, "aggregate_engine_logging": aggregate_engine_logging})
         if vllm_config.record is not None:
             refuse("record", "an engine without an event loop writes no recording", vllm_config.record)
+        if vllm_config.async_scheduling:
+            refuse("async_scheduling", "`step()` computes one step after the other", True)
         self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
         self._can_load = loaded is None
@@ -128,7 +146,8 @@ class LLMEngine(EngineOperations):
         self._core = core = EngineCore(Admission.of(config, Journal()))
         core.model.info, core.model.tokenizer = self._facts
         core.is_scheduling = True  # between two calls of `step()` the scheduler is always whole
-        self._limits = SchedulerConfig.of(config, self._info, hash_key(config))
+        one_by_one = attrs.evolve(config, async_scheduling=False)
+        self._limits = SchedulerConfig.of(one_by_one, self._info, hash_key(config))
         core.new_scheduler(self._limits)
         self._grammars = InProcessGrammars(config, core)
         self._adapters = InProcessAdapters(config, self._info.adapters, self._runner)

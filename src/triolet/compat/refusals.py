@@ -52,11 +52,11 @@ OFFLINE_METHODS: Mapping[str, str] = {
     "wait_for_completion": "generate() waits",
 }
 PARAMETERS: Mapping[str, str] = {
-    "executor_class": "where the model runs is `runner` of EngineConfig",
+    "executor_class": "LLM and LLMEngine compute in this process: AsyncLLM takes others",
     "input_registry": "there are no inputs but texts and tokens",
     "mm_registry": "there are no inputs but texts and tokens",
     "use_cached_outputs": "vLLM has dropped it",
-    "worker_use_ray": "vLLM has dropped it",
+    "worker_use_ray": "the configuration says it: runner is 'ray'",
     "engine_use_ray": "vLLM has dropped it",
     "client_addresses": "one engine has one process",
     "client_count": "one engine has one process",

@@ -2,18 +2,21 @@
 
 The configuration is one frozen value, equal whether it came from keyword arguments, command-line flags
 (`--max-num-seqs`) or the environment (`TRIOLET_MAX_NUM_SEQS`): the command line is generated from the fields below.
-Every field is honoured; an unknown one is an error that names it. `EngineFields` repeats the fields for editors and
+Every field is honoured; an unknown one is an error that names it. `engine_fields` repeats the fields for editors and
 type checkers; a test compares the two.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 
 import attrs
 
+from triolet.config.devices import DEVICE, DEVICE_NAMES
+from triolet.config.engine_fields import EngineFields
 from triolet.config.fields import (
     Configuration,
+    bounds,
     factor,
     flag,
     matching,
@@ -33,13 +36,19 @@ from triolet.core.step_plan import MAX_SCHEDULER_STEPS
 from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 from triolet.errors import ConfigError
 
+BUILT_IN_MODEL: Final = "triolet-nano"
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-DEVICE: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
 CONVERSIONS: Final = ("auto", "embed", "classify")
-QUANTIZATIONS: Final = ("none", "int8", "int4")
-RUNNERS: Final = ("auto", "thread", "process", "inline")
+INT8_ACTIVATIONS: Final = "int8-activations"
+CALIBRATIONS: Final = ("auto", "off", "force")
+QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS)
+KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
+RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
+ADDRESS: Final = r".+:[0-9]{1,5}"
+DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.9  # vLLM's
 MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
+MAX_REPLICAS: Final = 64  # likewise
 POLICIES: Final = tuple(policies.POLICIES)
 LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
@@ -62,6 +71,7 @@ class EngineConfig(Configuration):
         "Folder, GGUF file or hub id of the model; without one, the triolet-nano that ships in the package.",
         default=None,
         rule=text(optional=True),
+        converter=lambda model: None if model == BUILT_IN_MODEL else model,
     )
     tokenizer: str | None = option(
         "Folder or GGUF file of the tokenizer, if it is not the model's.",
@@ -72,7 +82,7 @@ class EngineConfig(Configuration):
         "Branch, tag or commit of a hub model.", default=None, rule=text(optional=True)
     )
     dtype: str = option(
-        "Data type of weights, activations and KV cache; auto takes the checkpoint's.",
+        "Data type of weights, activations and, without kv_cache_dtype, KV cache; auto takes the checkpoint's.",
         default="auto",
         rule=one_of(DTYPES),
     )
@@ -93,22 +103,44 @@ class EngineConfig(Configuration):
     quantization: str = option(
         # none by default: quantized weights give slightly different answers
         "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
-        "bfloat16 and changes the answers little; int4 takes a quarter and changes them more.",
+        "bfloat16 and changes the answers little; int4 takes a quarter and changes them more. int8-activations keeps "
+        "the integers of a quantized model and rounds what they are multiplied with, which is faster.",
         default="none",
         rule=one_of(QUANTIZATIONS),
     )
     device: str = option(
-        "Device that computes the model: auto, cpu, cuda or, of several GPUs, one by its number, such as cuda:1; auto "
-        "takes cuda where there is one.",
+        "Device that computes the model: auto, cpu, some cores of it, such as cpu:0-3+8, cuda or, of several GPUs, one "
+        "by its number, such as cuda:1; auto takes cuda where there is one.",
         default="auto",
-        rule=matching(DEVICE, "one of auto, cpu, cuda, cuda:N"),
+        rule=matching(DEVICE, f"one of {DEVICE_NAMES}"),
     )
     runner: str = option(
         # inline blocks the event loop for the length of a step; tests use it to have a single deterministic thread
-        "Where the model runs: in a thread, in a process of its own (after its crash the streams continue), or inline "
-        "in the event loop (for tests); auto is a process for a GPU, and a thread for a CPU.",
+        "Where the model runs: in a thread, in a process of its own (after its crash the streams continue), inline in "
+        "the event loop (for tests), or in a worker on another machine: remote is one that connects to worker_listen, "
+        "ray one that Ray places; auto is a process for a GPU, and a thread for a CPU.",
         default="auto",  # an error of a GPU's driver leaves a process of no more use
         rule=one_of(RUNNERS),
+    )
+    worker_listen: str | None = option(
+        # no default: to open a port must be a decision
+        "Address, HOST:PORT, that workers connect to (`triolet worker --connect`), with runner remote or ray; port 0 "
+        "takes a free one.",
+        default=None,
+        rule=matching(ADDRESS, "HOST:PORT", optional=True),
+    )
+    worker_token: str | None = option(
+        # workers may be told to run code, and so may the engine that they trust
+        "Text that engine and workers must both know, with runner remote; better given in the environment than on the "
+        "command line, which others can read.",
+        default=None,
+        rule=text(optional=True),
+        is_secret=True,
+    )
+    worker_certfile: str | None = option(
+        "Certificate chain and its private key, PEM, for workers; turns on TLS between engine and workers.",
+        default=None,
+        rule=text(optional=True),
     )
     tensor_parallel_size: int = option(
         # 1: to talk over each layer costs more than it gains, unless the model is too large for one device
@@ -117,16 +149,37 @@ class EngineConfig(Configuration):
         default=1,
         rule=whole(1, MAX_TENSOR_PARALLEL_SIZE),
     )
+    replicas: int | None = option(
+        # one: several of them share nothing but the queue, which pays where there are several devices
+        "Replicas of the model in this engine, each on a device or on cores of its own. After the death of one its "
+        "streams continue at the others. By default one, or one for each of --devices.",
+        default=None,
+        rule=whole(1, MAX_REPLICAS, optional=True),
+    )
+    autoscale: tuple[int, int] | None = option(
+        # no default: workers that are not needed now cost their owner something
+        "Least and greatest number of replicas, MIN,MAX, with runner remote: while requests wait, a worker that waits "
+        "becomes one more; when few are left for a minute, one ends.",
+        default=None,
+        rule=bounds(1, MAX_REPLICAS),
+    )
+    devices: tuple[str, ...] = option(
+        "Devices of the replicas, separated by commas, such as cuda:0,cuda:1 or cpu:0-7,cpu:8-15; by default GPUs by "
+        "their numbers, on a CPU a node of memory each, or an equal part of the cores.",
+        default=(),
+        rule=texts(),
+    )
     max_model_len: int | None = option(
         "Longest sequence, prompt and answer together, in tokens; by default the most that model and KV cache allow.",
         default=None,
         rule=whole(2, optional=True),
     )
-    block_size: int = option(
+    block_size: int | None = option(
         # half a block per request is wasted on average; larger blocks waste more, smaller ones make block tables longer
-        "Tokens in a KV block.",
-        default=16,  # vLLM's
-        rule=whole(1),
+        f"Tokens in a KV block; by default {DEFAULT_BLOCK_SIZE}, for a recurrent model so many that their keys and "
+        "values take as much memory as a block's states.",
+        default=None,
+        rule=whole(1, optional=True),
     )
     num_kv_blocks: int | None = option(
         "Blocks in the KV cache; overrides --kv-cache-bytes.",
@@ -138,11 +191,25 @@ class EngineConfig(Configuration):
         default=None,
         rule=whole(1, optional=True),
     )
+    kv_cache_dtype: str = option(
+        # auto by default: the answers are slightly different
+        "Data type of keys and values in the KV cache of a GPU: auto is the model's; fp8 (E4M3), fp8_e4m3 and fp8_e5m2 "
+        "take a byte a number, with the scales of the checkpoint (k_scale, v_scale) or 1.",
+        default="auto",
+        rule=one_of(KV_CACHE_DTYPES),
+    )
     gpu_memory_utilization: float = option(
         "Greatest part of a GPU's memory that weights, steps and KV cache take together; without a size the KV cache "
         "gets what is left.",
         default=DEFAULT_GPU_MEMORY_UTILIZATION,
         rule=share(),
+    )
+    enforce_eager: bool = option(
+        # vLLM's name; a graph of a step is the same kernels, launched by the driver
+        "Launch the kernels of every step on a GPU one by one, without CUDA graphs: the start is faster and takes less "
+        "memory, small batches are much slower.",
+        default=False,
+        rule=flag(),
     )
     max_num_seqs: int = option(
         "Most requests computed together in one step.",
@@ -200,6 +267,14 @@ class EngineConfig(Configuration):
         "Most steps computed in a row under one plan, while all requests decode, none waits and none ends.",
         default=16,
         rule=whole(1, MAX_SCHEDULER_STEPS),
+    )
+    async_scheduling: bool | None = option(
+        # None: on a CPU, num_scheduler_steps gives the same for less, and the ranks of a group are sent a plan after
+        # the result
+        "Whether a step is planned while the one before it is computed, instead of num_scheduler_steps under one "
+        "plan; not with speculative. By default on a GPU, unless several compute the model together.",
+        default=None,
+        rule=flag(optional=True),
     )
     enable_prefix_caching: bool = option(
         "Reuse the KV cache of prompts that begin with the same tokens.", default=True, rule=flag()
@@ -260,8 +335,9 @@ class EngineConfig(Configuration):
         rule=whole(1, 1024),
     )
     grammar_timeout: float = option(
-        # usual schemas take milliseconds; this leaves room for a busy machine
-        "Seconds that a grammar may take to compile, or to compute one bitmask.",
+        # usual schemas take milliseconds
+        "Seconds that a grammar may take to compile, or to compute one bitmask. Time in which its process waits for a "
+        "processor does not count, up to ten times as much.",
         default=2.0,
         rule=seconds(),
     )
@@ -348,6 +424,13 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    calibration: str = option(
+        # a choice changes no token, so that a measurement on a busy machine can do no harm but to the speed
+        "Whether choices of the CPU kernels are measured when a model is loaded (at most 0.3 s): auto does so once for "
+        "a model and machine and keeps them in the cache folder, force does so again, off takes fixed ones.",
+        default="auto",
+        rule=one_of(CALIBRATIONS),
+    )
     kv_store: str | None = option(
         # None: it holds what prompts say, as numbers, and takes disk space
         "Folder of a prefix store: keys and values of prefixes are written there, and read by later starts and by "
@@ -397,6 +480,12 @@ class EngineConfig(Configuration):
         default=60.0,
         rule=seconds(optional=True),
     )
+    keep_standby: bool = option(
+        # true although it takes some 160 MB: most of the time of a restart is the import of torch
+        "Keep a second process that has imported torch, and takes the place of a runner process that dies or hangs.",
+        default=True,
+        rule=flag(),
+    )
     sleep_after: float | None = option(
         # never by default: the first request after it waits until the model is read again
         "Seconds without a request after which the engine goes to sleep: it gives up the model and its memory, and the "
@@ -426,6 +515,8 @@ class EngineConfig(Configuration):
     )
 
     def __attrs_post_init__(self) -> None:
+        if self.async_scheduling and self.speculative != "none":
+            raise ConfigError("async_scheduling", f"false with speculative {self.speculative!r}", True)
         if self.max_cpu_loras is None:
             return
         if self.max_cpu_loras < self.max_loras:
@@ -438,6 +529,18 @@ class EngineConfig(Configuration):
     def stores_blocks(self) -> bool:
         """Tell whether KV of prefixes is kept outside of the KV cache."""
         return self.kv_store is not None or self.kv_pool_bytes > 0
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the number of replicas, with `autoscale` the greatest one."""
+        if self.autoscale is not None:
+            return self.autoscale[1]
+        return self.replicas or len(self.devices) or 1
+
+    @property
+    def num_first_replicas(self) -> int:
+        """Return how many replicas an engine begins with."""
+        return self.num_replicas if self.autoscale is None else self.autoscale[0]
 
     @property
     def num_kept_loras(self) -> int:
@@ -465,7 +568,7 @@ class EngineConfig(Configuration):
         """Name under which the model is shown."""
         if self.served_model_name:
             return self.served_model_name
-        return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else "triolet-nano"
+        return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else BUILT_IN_MODEL
 
     @property
     def request_limits(self) -> RequestLimits:
@@ -473,73 +576,3 @@ class EngineConfig(Configuration):
         return RequestLimits(
             **{field.name: getattr(self, field.name) for field in attrs.fields(RequestLimits)}
         )
-
-
-class EngineFields(TypedDict, total=False):
-    """Keywords of `open_engine` and `EngineConfig`, for editors and type checkers."""
-
-    model: str | None
-    tokenizer: str | None
-    revision: str | None
-    dtype: str
-    convert: str
-    classifier_from_token: tuple[str, ...]
-    quantization: str
-    device: str
-    runner: str
-    tensor_parallel_size: int
-    max_model_len: int | None
-    block_size: int
-    num_kv_blocks: int | None
-    kv_cache_bytes: int | None
-    gpu_memory_utilization: float
-    max_num_seqs: int
-    max_num_batched_tokens: int | None
-    max_queued_requests: int
-    max_queued_tokens: int
-    policy: str
-    priority_aging: float | None
-    fair_ttft_factor: float | None
-    max_prefill_delay: float | None
-    num_scheduler_steps: int
-    enable_prefix_caching: bool
-    seed: int
-    stream_interval: int
-    hold_back: str
-    logprobs_mode: str
-    max_logprobs: int
-    max_n: int
-    max_stop_strings: int
-    max_logit_bias: int
-    max_bad_words: int
-    max_grammar_bytes: int
-    max_grammars: int
-    grammar_timeout: float
-    grammar_memory_bytes: int
-    tool_parser: str
-    reasoning_parser: str
-    speculative: str
-    num_speculative_tokens: int
-    prompt_lookup_min: int
-    enable_lora: bool
-    lora_modules: tuple[str, ...]
-    prompt_adapters: tuple[str, ...]
-    max_loras: int
-    max_lora_rank: int
-    max_cpu_loras: int | None
-    lora_dtype: str
-    worker_extension: str | None
-    weights_cache: str | None
-    kv_store: str | None
-    kv_store_bytes: int
-    kv_pool_bytes: int
-    profile_dir: str | None
-    record: str | None
-    served_model_name: str | None
-    api_keys: tuple[str, ...]
-    step_timeout: float | None
-    sleep_after: float | None
-    log_stats: bool
-    otlp_traces_endpoint: str | None
-    allow_special_tokens: bool
-    trust_remote_code: bool

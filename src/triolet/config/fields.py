@@ -54,10 +54,19 @@ class FieldRule:
             raise ConfigError(name, self.expected_text + or_none, text) from None
 
 
-def option(sentence: str, *, default: Any, rule: FieldRule, is_secret: bool = False) -> Any:
+def option(
+    sentence: str,
+    *,
+    default: Any,
+    rule: FieldRule,
+    is_secret: bool = False,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return an attrs field with its sentence for `--help` and its rule; a secret is left out of every `repr`."""
     metadata = {"help": sentence, "rule": rule, "is_secret": is_secret}
-    return attrs.field(default=default, validator=rule, repr=not is_secret, metadata=metadata)
+    return attrs.field(
+        default=default, validator=rule, converter=converter, repr=not is_secret, metadata=metadata
+    )
 
 
 def rule_of(field: attrs.Attribute[Any]) -> FieldRule:
@@ -217,13 +226,14 @@ def text(*, optional: bool = False) -> FieldRule:
     )
 
 
-def matching(pattern: str, expected: str) -> FieldRule:
+def matching(pattern: str, expected: str, *, optional: bool = False) -> FieldRule:
     """Allow a text that a regular expression matches as a whole."""
     expression = re.compile(pattern)
     return FieldRule(
         accepts=lambda value: isinstance(value, str) and expression.fullmatch(value) is not None,
         expected=expected,
         metavar="TEXT",
+        is_optional=optional,
     )
 
 
@@ -239,7 +249,24 @@ def texts() -> FieldRule:
     )
 
 
-def flag() -> FieldRule:
+def bounds(minimum: int, maximum: int) -> FieldRule:
+    """Allow None, or a least and a larger greatest whole number; a comma separates them in a flag."""
+    return FieldRule(
+        accepts=lambda value: (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+            and minimum <= value[0] < value[1] <= maximum
+        ),
+        expected=f"(min, max) with {minimum} <= min < max <= {maximum}",
+        parse=lambda text: tuple(int(part) for part in text.split(",")),
+        expected_text="MIN,MAX",
+        metavar="MIN,MAX",
+        is_optional=True,
+    )
+
+
+def flag(*, optional: bool = False) -> FieldRule:
     """Allow true or false."""
     return FieldRule(
         accepts=lambda value: isinstance(value, bool),
@@ -247,6 +274,7 @@ def flag() -> FieldRule:
         parse=_truth,
         expected_text="true or false",
         metavar=None,
+        is_optional=optional,
     )
 
 

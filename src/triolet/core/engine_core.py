@@ -17,7 +17,7 @@ that the driver has handed in is called: `on_finish` of the core, `notify` of an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -26,7 +26,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
-from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner
+from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner, is_external
 from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
@@ -83,9 +83,16 @@ class GrammarMasks:
                 self._asked_s[serial] = now_s
             self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
 
-    def take_answers(self) -> dict[int, TokenMask]:
-        """Return the masks that have come since the last call, by serial."""
+    def take_answers(self, among: Container[int] | None = None) -> dict[int, TokenMask]:
+        """Return the masks that have come since the last call, by serial.
+
+        Args:
+            among: serials of the requests that are asked about; by default all.
+        """
         answers, self._answers = self._answers, {}
+        if among is not None:
+            self._answers = {serial: mask for serial, mask in answers.items() if serial not in among}
+            answers = {serial: mask for serial, mask in answers.items() if serial in among}
         return answers
 
     def step_waits(self, now_s: float) -> bool:
@@ -358,29 +365,34 @@ class EngineCore:
         self._scheduler.add_arrivals()
 
     def plan_step(self, now_s: float) -> StepPlan | None:
-        """Decide the next step; None while one is in flight, or if nothing can be computed now.
+        """Decide the next step; None if the steps in flight must be waited for, or nothing can be computed now.
 
         Requests past their deadline are ended first. A step may also wait, up to `MAX_WAIT_S`, for the
         masks of the requests that were in the last one.
         """
         scheduler = self._scheduler
         scheduler.expire(now_s)
-        if self.sleep.sleep_after is not None:
+        if self.sleep.follows_load:
             self.sleep.note_load(len(self.journal), now_s)
         for serial, mask in self.masks.take_answers().items():
             scheduler.guide(serial, mask)
         self.masks.ask(self.journal.take_unmasked(), now_s)
         # Called also while a step is in flight: it forgets a wait that is over.
         waits = self.masks.step_waits(now_s)
-        if waits or scheduler.is_step_in_flight or self.is_frozen:
+        if waits or not scheduler.may_plan or self.is_frozen:
             return None
         scheduler.last_serial = self.sleep.limit
         return scheduler.plan_step(now_s)
 
+    @property
+    def may_plan(self) -> bool:
+        """True if another step may be planned beside those in flight."""
+        return self._scheduler.may_plan
+
     def next_look_s(self) -> float:
         """Return the time of the next deadline, of the end of a wait for masks, or of sleep; infinity for none."""
         look_s = min(self._scheduler.next_deadline(), self.masks.waits_until_s)
-        return look_s if self.sleep.sleep_after is None else min(look_s, self.sleep.due_s)
+        return min(look_s, self.sleep.due_s) if self.sleep.follows_load else look_s
 
     @property
     def must_halt(self) -> bool:
@@ -456,8 +468,9 @@ class EngineCore:
         return self._scheduler.take_progress()
 
     def is_in_flight(self, plan: StepPlan) -> bool:
-        """Return True if the result of this plan is waited for."""
-        return self.scheduler is not None and self.scheduler.is_in_flight(plan)
+        """Return True if the result of this plan is waited for: not if the scheduler that planned it has crashed."""
+        # Another replica may compute its requests by now, and they may be in a crash only once.
+        return self.is_scheduling and self.scheduler is not None and self.scheduler.is_in_flight(plan)
 
     def fail_step(self, plan: StepPlan, error: BaseException) -> CrashOutcome | None:
         """Record a crash of the runner for the search for its cause; see `core.recovery.recovery_state`.
@@ -473,7 +486,11 @@ class EngineCore:
         self.recovery.has_runner_failed = True
         if not self.is_in_flight(plan):
             return None
-        outcome = self.recovery.poison_bisection.step_failed(self._scheduler.marks(), num_rows=len(plan.rows))
+        # The runner may have begun the plan after it, too.
+        scheduler = self._scheduler
+        outcome = self.recovery.poison_bisection.step_failed(
+            scheduler.marks(), num_rows=scheduler.num_rows_in_flight, is_external=is_external(error)
+        )
         self.recovery.num_uncounted += outcome.num_uncounted
         culprit = None if outcome.culprit is None else self.journal.get(outcome.culprit)
         if culprit is not None:
@@ -483,6 +500,24 @@ class EngineCore:
                 output.fail(failure)
             self.finish(culprit.serial, FinishReason.ERROR)
         return outcome
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached KV that is not in use; see `Scheduler.reset_prefix_cache`."""
+        return self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def whereabouts(self, serial: int) -> tuple[int, int, int]:
+        """Return the position in the queue, computed tokens and blocks of a request; see `Scheduler.whereabouts`."""
+        return self.scheduler.whereabouts(serial) if self.scheduler is not None else (0, 0, 0)
+
+    def abandon_step(self) -> None:
+        """Drop the step in flight, if there is one: its runner has ended."""
+        if self.scheduler is not None:
+            self.scheduler.abandon_step()
+
+    @property
+    def is_step_in_flight(self) -> bool:
+        """True if the result of a step is waited for."""
+        return self.scheduler is not None and self.scheduler.is_step_in_flight
 
     def take_uncounted_restarts(self) -> int:
         """Return the number of crashes that were explained since the last call, and need not count as restarts."""

@@ -16,7 +16,7 @@ others end with the same reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import attrs
 
@@ -34,6 +34,9 @@ class JournalEntry:
     request: Request
     serial: int  # number in order of admission; never reused
     epoch: int  # number of the present stay
+    replica: int | None = (
+        None  # number of the replica that computes it; None without replicas, or while none does
+    )
     leader_serial: int = 0  # serial of the entry that this one is or was held for; 0 if there is none
     # Latest mask of the tokens that may come next; only of requests with a constraint.
     guidance: TokenMask | None = None
@@ -50,6 +53,7 @@ class JournalEntry:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when the request was first scheduled
     num_cache_creation_tokens: int = 0  # prompt tokens computed for the request and left in the prefix cache
     num_preemptions: int = 0
+    num_moved_tokens: int = 0  # tokens that it had when it moved to another replica
     weight_version: int = 0  # of the weights that computed the newest token
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -178,6 +182,11 @@ class Journal:
         """Return True if the entry waits for the first token of another one."""
         return any(entry in held for held in self._held.values())
 
+    @property
+    def arrivals(self) -> tuple[JournalEntry, ...]:
+        """The live entries that the next `take_arrivals` returns."""
+        return tuple(self._live[serial] for serial in self._arrivals if serial in self._live)
+
     def take_arrivals(self) -> list[JournalEntry]:
         """Return the live entries that were opened or released since the last call, in order."""
         arrivals = [self._live[serial] for serial in self._arrivals if serial in self._live]
@@ -198,11 +207,18 @@ class Journal:
         if entry.awaits_mask:
             self._unguided[entry.serial] = None
 
-    def take_unmasked(self) -> tuple[int, ...]:
-        """Return the serials of the live requests that have come to need a mask since the last call."""
-        serials = tuple(serial for serial in self._unguided if serial in self._live)
-        self._unguided.clear()
-        return serials
+    def take_unmasked(self, among: Container[int] | None = None) -> tuple[int, ...]:
+        """Return the serials of the live requests that have come to need a mask since the last call.
+
+        Args:
+            among: serials of the requests that are asked about; by default all.
+        """
+        if not self._unguided:
+            return ()
+        serials = tuple(serial for serial in self._unguided if among is None or serial in among)
+        for serial in serials:
+            del self._unguided[serial]
+        return tuple(serial for serial in serials if serial in self._live)
 
     def scheduled(self, entry: JournalEntry, now_s: float, num_cached_tokens: int = 0) -> None:
         """Record the first step that was planned with a request, and its prompt tokens found in the prefix cache."""
@@ -259,6 +275,7 @@ class Journal:
         for ended in (entry, *held):
             if self._live.pop(ended.serial, None) is not None and ended.scheduled_s is None:
                 self._num_queued_tokens -= len(ended.request.prompt_token_ids)
+            self._unguided.pop(ended.serial, None)
         return [ended.serial for ended in (entry, *held)]
 
     def check(self) -> None:

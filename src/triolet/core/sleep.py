@@ -13,7 +13,8 @@ What the requests need is in the journal: when the runner has loaded a model aga
 after a crash.
 
 Level 0 of sleep is nothing but a hold; from level 1 on the runner gives up the model. With `sleep_after` an idle engine
-goes to sleep by itself, and the next request wakes it. After a call of `sleep` only `wake_up` does, or a drain.
+goes to sleep by itself, and the next request wakes it; `sleep_when_idle` asks for that once. After a call of `sleep`
+only `wake_up` does, or a drain.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class SleepState:
     on_change: Callable[[], None] = lambda: None
     level: int | None = None
     is_automatic: bool = False
+    sleeps_when_idle: bool = False  # go to sleep as soon as no request is live
+    follows_load: bool = False  # whether the number of live requests can put it to sleep or wake it
     phase: RunnerPhase = RunnerPhase.SERVING
     limit: float = math.inf  # serial of the last request that may be computed
     # Plain attributes, since every step, report or restart reads them: properties would run this module on those paths.
@@ -148,6 +151,17 @@ class SleepState:
             self._is_waking = self.phase is not RunnerPhase.SERVING
             self.release(SLEEP)
 
+    def set_sleep_after(self, sleep_after: float | None) -> None:
+        """Go to sleep after so many seconds without a request; None for never."""
+        self.sleep_after = sleep_after
+        self._update()
+
+    def sleep_when_idle(self) -> None:
+        """Go to sleep as soon as no request is live, until the next one; harmless while asleep."""
+        if not self.is_sleeping:
+            self.sleeps_when_idle = True
+            self._update()
+
     def note_load(self, num_live: int, now_s: float) -> None:
         """Begin to sleep after enough time without a request, and wake for the next one.
 
@@ -161,6 +175,7 @@ class SleepState:
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
         elif now_s >= self.due_s:
+            self.sleeps_when_idle = False
             self.sleep(AUTOMATIC_LEVEL, is_automatic=True)
 
     def wake_from_idleness(self) -> None:
@@ -171,9 +186,10 @@ class SleepState:
     @property
     def due_s(self) -> float:
         """Time at which an idle engine goes to sleep; infinity while it has work, sleeps or is held."""
-        if self.sleep_after is None or self._idle_since_s is None or self.is_held:
+        if self._idle_since_s is None or self.is_held:
             return math.inf
-        return self._idle_since_s + self.sleep_after
+        sleep_after = 0.0 if self.sleeps_when_idle else self.sleep_after
+        return math.inf if sleep_after is None else self._idle_since_s + sleep_after
 
     def enter(self, phase: RunnerPhase) -> None:
         """Note the state of the model in the runner."""
@@ -206,5 +222,6 @@ class SleepState:
         self.is_paused = PAUSE in self._holds
         # It brings the KV cache with the weights, so that one of them alone is not loaded.
         self.wants_unloading = bool(self._absent)
+        self.follows_load = self.sleep_after is not None or self.sleeps_when_idle or self.is_automatic
         self.is_held = bool(self._holds) or self.phase is not RunnerPhase.SERVING
         self.on_change()

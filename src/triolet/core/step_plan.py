@@ -3,7 +3,9 @@
 The runner keeps a table of rows, one per request it is computing. A `RowStart` fills a row with all that the
 request's sampling depends on; from then on a `PlanRow` per step says only what changed. The token a row
 sampled is the runner's to remember: the plan does not send it back. A row that left (`ended`) is forgotten.
-Every plan follows the last result of the one before.
+Plans are computed in their order. A plan may be handed over before the result of the one before it is known
+(`StepPlan.is_ahead`): the input of a row is then "the token that it samples in that step". A row that fails in that
+step computes nothing more, and if there is no memory for that step, the plan after it is void.
 
 A plan may be a run: its rows then go on, a token each, for up to `num_steps` steps, and a result comes after each of
 them. The runner does not wait for the scheduler in between. It may end a run after any step.
@@ -63,7 +65,8 @@ class PlanRow:
     row_id: int
     start: int  # tokens whose KV is present already
     num_tokens: int  # tokens to compute now; at least 1
-    # Appended to the row's block table before the step; a `RowStart`'s first step brings all of them.
+    # Appended to the row's block table before the step; a `RowStart`'s first step brings all of them. For every block
+    # of tokens one of each cache group, and -1 for a block that no layer of the group reads any more.
     new_block_ids: tuple[int, ...]
     # Whether the last of these tokens is the request's last, so that a new one is sampled from it, or, if the
     # request is pooled, its result is complete.
@@ -80,7 +83,7 @@ class BlockLoad:
     """A full block of a row whose KV may be read from the prefix store instead of being computed."""
 
     row_id: int
-    block_id: int  # where it goes
+    block_ids: tuple[int, ...]  # where it goes, one of each cache group
     key: bytes  # see `core.kv_cache.prefix_cache.PrefixCache.chain`
 
 
@@ -88,7 +91,7 @@ class BlockLoad:
 class BlockSave:
     """A full block that has been computed, for the prefix store to keep."""
 
-    block_id: int  # where it is, when the step begins
+    block_ids: tuple[int, ...]  # where it is when the step begins, one of each cache group
     key: bytes
 
 
@@ -108,6 +111,9 @@ class StepPlan:
     # Blocks of rows, in their order, the first at `PlanRow.start`. Where one is not in the store, it and those after it
     # are computed, as the row says; the last token of a row always is.
     loads: tuple[BlockLoad, ...] = ()
+    # Whether the plan was made before the result of the one before it. If that one finds no memory, this one is void:
+    # the runner notes its rows and blocks, saves what is to be saved, computes nothing, and says `out_of_memory`.
+    is_ahead: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -213,6 +219,32 @@ class StepRunner(Protocol):
 
     def reset(self) -> None:
         """Forget all requests."""
+        ...
+
+
+class SubmittedStep(Protocol):
+    """A step that was handed to a runner."""
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether `result` waits for nothing, as far as is known."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is computed, and change nothing. May be called from another thread."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the result; those of the steps before come first."""
+        ...
+
+
+@runtime_checkable
+class SubmittingRunner(StepRunner, Protocol):
+    """A runner that takes a step before the result of the one before it was read."""
+
+    def submit(self, plan: StepPlan) -> SubmittedStep:
+        """Compute the first step of a plan, or have a device do it."""
         ...
 
 

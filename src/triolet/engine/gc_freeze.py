@@ -13,12 +13,15 @@ told from ours.
 
 A server adds objects of its own after that, 60 for each connection: with two thousand of them a full collection takes
 130 ms again, and Python starts one whenever their number has grown by a quarter. Therefore a server decides itself when
-(`FullCollections`): rarely while they find little, soon where they find much, and while nothing happens.
+(`FullCollections`): rarely while they find little, soon where they find much, and while nothing happens; and not while
+there are far more objects than usual, as of a body of four megabytes that is being read: they make the visit long, and
+soon leave without it.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,32 +120,46 @@ class FullCollections:
         max_garbage: objects that may wait to be found; an object has some 100 bytes.
         min_middle: middle collections between two full ones, at least.
         max_middle: likewise, at most.
+        max_growth: growth of memory, by which a collection that is due is put off: times what the last one has left.
+        max_put_off: times in a row that it is put off; what has grown may be the garbage itself.
+        num_blocks: allocated blocks of memory at the start, later those after the last collection.
     """
 
     max_garbage: int = 100_000
     min_middle: int = 10
     max_middle: int = 2000
-    _limit: float = attrs.field(default=100.0, init=False)
+    max_growth: float = 1.25
+    max_put_off: int = 60
+    _num_blocks: float = float("inf")
+    # Until one has told how much they find. Requests leave nothing, so the first one is no hurry.
+    _limit: float = attrs.field(default=500.0, init=False)
     _num_middle: int = attrs.field(default=0, init=False)  # at the last check
+    _num_put_off: int = attrs.field(default=0, init=False)
 
-    def is_due(self, num_middle: int) -> bool:
+    def is_due(self, num_middle: int, num_blocks: int) -> bool:
         """Return whether to collect now.
 
         Args:
             num_middle: middle collections since the last full one; asked for again and again.
+            num_blocks: allocated blocks of memory, a measure of the number of objects.
         """
         is_quiet = num_middle == self._num_middle
         self._num_middle = num_middle
-        return num_middle >= (self.min_middle if is_quiet else self._limit)
+        if num_middle < (self.min_middle if is_quiet else self._limit):
+            return False
+        self._num_put_off += 1
+        return num_blocks <= self.max_growth * self._num_blocks or self._num_put_off > self.max_put_off
 
-    def note_result(self, num_middle: int, num_found: int) -> None:
+    def note_result(self, num_middle: int, num_found: int, num_blocks: int) -> None:
         """Learn from a full collection.
 
         Args:
             num_middle: middle collections before it.
             num_found: objects that it freed.
+            num_blocks: allocated blocks of memory that it left.
         """
-        self._num_middle = 0
+        self._num_middle = self._num_put_off = 0
+        self._num_blocks = num_blocks
         until_full = num_middle * self.max_garbage / max(num_found, 1)
         self._limit = min(max(until_full, self.min_middle), self.max_middle)
 
@@ -151,12 +168,12 @@ async def collect_rarely() -> NoReturn:
     """Replace Python's rule for full collections until cancelled; for the process of a server, which is its own."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
-    collections = FullCollections()
+    collections = FullCollections(num_blocks=sys.getallocatedblocks())
     try:
         while True:
             await trio.sleep(CHECK_INTERVAL_S)
             num_middle = gc.get_count()[2]
-            if collections.is_due(num_middle):
-                collections.note_result(num_middle, gc.collect())
+            if collections.is_due(num_middle, sys.getallocatedblocks()):
+                collections.note_result(num_middle, gc.collect(), sys.getallocatedblocks())
     finally:
         gc.set_threshold(*thresholds)

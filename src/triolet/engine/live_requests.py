@@ -69,9 +69,7 @@ def _lora_name(submission: Submission) -> str | None:
 
 
 def _num_blocks(core: EngineCore, entry: JournalEntry) -> int:
-    if core.scheduler is None or entry.scheduled_s is None:  # it never held a block
-        return 0
-    return core.scheduler.whereabouts(entry.serial)[2]
+    return 0 if entry.scheduled_s is None else core.whereabouts(entry.serial)[2]  # it never held a block
 
 
 def _time_left(deadline_s: float, now_s: float) -> float | None:
@@ -89,7 +87,7 @@ def progress_of(submission: Submission, core: EngineCore) -> RequestProgress:
     num_virtual = first.request.num_virtual_tokens
     num_prompt_tokens = len(first.request.prompt_token_ids) - num_virtual
     was_admitted = first.scheduled_s is not None or first.finish_reason is not None
-    position, num_computed, _ = core.scheduler.whereabouts(first.serial) if core.scheduler else (0, 0, 0)
+    position, num_computed, _ = core.whereabouts(first.serial)
     progress = RequestProgress(
         status=submission.status(),
         queue_position=0 if was_admitted else position,

@@ -7,22 +7,27 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Unpack
 
+import attrs
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.adapters import AdapterRegistry
-from triolet.actors.channels import Channels
+from triolet.actors.channels import Channels, ReplicatedChannels
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.registry import open_executor, runner_of
+from triolet.actors.executors.registry import runner_of
+from triolet.actors.executors.replicas import open_executors
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
 from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
-from triolet.config.engine import EngineConfig, EngineFields
+from triolet.config.engine import DEFAULT_BLOCK_SIZE, EngineConfig
+from triolet.config.engine_fields import EngineFields
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.supervision import shortage_of
+from triolet.core.replicas.autoscale import AutoscalePolicy
+from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.core.scheduling.admission import Admission
 from triolet.core.sleep import RunnerPhase
 from triolet.engine.adapters import add_lora_modules
@@ -62,8 +67,8 @@ async def open_engine(
             "event loop triolet.blocking.open_engine"
         )
     chosen = EngineConfig.of(config, **fields)
-    with open_executor(chosen) as executor:
-        async with run_engine(chosen, executor, on_progress=on_progress) as engine:
+    with open_executors(chosen) as executors:
+        async with run_engine(chosen, executors[0], None, *executors[1:], on_progress=on_progress) as engine:
             # Once it is loaded: collections need not look at its objects again.
             with frozen_gc():
                 yield engine
@@ -74,12 +79,21 @@ async def run_engine(
     config: EngineConfig,
     executor: Executor,
     load_tokenizer: LoadTokenizer | None = None,
-    *,
+    *others: Executor,
     on_progress: OnProgress = lambda progress: None,
 ) -> AsyncGenerator[Engine]:
-    """Open an engine with this executor and tokenizer: the part of `open_engine` that tests share."""
-    channels, progress = Channels(), ActorProgress()
-    core = EngineCore(Admission.of(config, Journal()), channels.report_finished)
+    """Open an engine with these executors and this tokenizer: the part of `open_engine` that tests share.
+
+    Args:
+        executor: computes the steps.
+        load_tokenizer: reads the tokenizer; by default the model's.
+        others: executors of further replicas.
+    """
+    executors = (executor, *others)
+    autoscale = None
+    if config.autoscale is not None:
+        autoscale = AutoscalePolicy(*config.autoscale, config.max_num_seqs)
+    channels, progress, core = _make_core(config, len(executors))
 
     phase = core.sleep.phase
 
@@ -91,7 +105,8 @@ async def run_engine(
         channels.wake_scheduler()
         progress.runner_held.unpark_all()
 
-    core.sleep.on_change, core.sleep.sleep_after = note_hold, config.sleep_after
+    core.sleep.on_change = note_hold
+    core.sleep.set_sleep_after(config.sleep_after)
     grammars = GrammarRequests(core.masks)
     adapters = AdapterRegistry(config, core.model, executor)
     engine = Engine(config, core, channels, progress, grammars, adapters)
@@ -101,13 +116,14 @@ async def run_engine(
         channels,
         progress,
         grammars,
-        executor,
+        executors,
         load_tokenizer or make_tokenizer_loader(config, core.model),
         adapters if config.enable_lora else None,
         on_progress=on_progress,
         on_step=engine._reporting.report,
         on_report=engine._note_report,
         restart_log=engine._restart_log,
+        autoscale=autoscale,
     )
     failure: BaseException | None = None
     recorder: Recorder | None = None
@@ -137,13 +153,30 @@ async def run_engine(
         await _send_last_spans(engine)
         if recorder is not None:
             await recorder.close()
-    if core.scheduler is not None:
-        # The actors are gone, and with them the step; its blocks would stay in quarantine.
-        core.scheduler.abandon_step()
+    # The actors are gone, and with them the step; its blocks would stay in quarantine.
+    core.abandon_step()
     if failure is not None:
         raise failure
     # Last, so that an error of the caller's own is not replaced by this one.
     engine._availability.check_death_told()
+
+
+def _make_core(config: EngineConfig, num_replicas: int) -> tuple[Channels, ActorProgress, EngineCore]:
+    admission = Admission.of(config, Journal())
+    if num_replicas == 1:
+        channels, progress = Channels(), ActorProgress()
+        return channels, progress, EngineCore(admission, channels.report_finished)
+    several = ReplicatedChannels(num_replicas)
+    progress = ActorProgress()
+    progress.replicas = tuple(progress.of_replica() for _ in range(num_replicas))
+    core = ReplicatedCore(
+        attrs.evolve(admission, max_num_seqs=num_replicas * config.max_num_seqs),
+        num_replicas,
+        config.block_size or DEFAULT_BLOCK_SIZE,
+        on_finish=lambda replica, serials: several.replicas[replica].report_finished(serials),
+        wake=lambda replica: several.replicas[replica].wake_scheduler(),
+    )
+    return several, progress, core
 
 
 def _start_recording(engine: Engine, recorder: Recorder) -> None:

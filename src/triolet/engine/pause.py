@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 import trio
 
 from triolet.actors.actor_progress import ActorProgress
+from triolet.actors.channels import Channels
 from triolet.core.engine_core import EngineCore
 from triolet.core.request.request import FinishReason
 from triolet.core.sleep import NOTHING, PAUSE, SLEEP, TAGS, RunnerPhase, check_level, check_mode, check_tags
 from triolet.engine.submission import TrioRunGuard
 from triolet.engine.token_stream import Availability
-from triolet.errors import InvalidRequest, shown
+from triolet.errors import InvalidRequest, UnsupportedFeature, shown
 
 
 class PauseMethods:
@@ -21,6 +22,7 @@ class PauseMethods:
 
     _run: TrioRunGuard
     _core: EngineCore
+    _channels: Channels
     _progress: ActorProgress
     _availability: Availability
     _end_all: Callable[[FinishReason], None]
@@ -35,11 +37,13 @@ class PauseMethods:
                 before this returns (a cancelled call takes the pause back), `keep` has them go on after the pause.
             clear_cache: forget the prefix cache; requests that are kept are then computed again.
         Raises:
+            UnsupportedFeature: the engine has several replicas.
             InvalidRequest: another mode.
             EngineClosed: the engine drains or has ended.
             EngineDead: the engine has died.
         """
         self._run.check()
+        self._check_one_replica("pause_generation")
         check_mode(mode)
         if not isinstance(clear_cache, bool):
             raise InvalidRequest(
@@ -82,11 +86,13 @@ class PauseMethods:
             mode: what happens to the live requests: `abort` ends them with what they have, `wait` lets them finish
                 before (a cancelled call takes the sleep back), `keep` has them go on after it, with the same tokens.
         Raises:
+            UnsupportedFeature: the engine has several replicas.
             InvalidRequest: a wrong argument.
             EngineClosed: the engine drains or has ended.
             EngineDead: the engine has died.
         """
         self._run.check()
+        self._check_one_replica("sleep")
         check_level(level)
         check_mode(mode)
         self._availability.check_open()
@@ -101,6 +107,16 @@ class PauseMethods:
             if mode == "wait" and sleep.phase is RunnerPhase.SERVING:
                 self._wake(frozenset(TAGS))
             raise
+
+    def sleep_when_idle(self) -> None:
+        """Give up the model and the KV cache as soon as no request is live; the next request wakes the engine.
+
+        Raises:
+            EngineClosed: the engine drains or has ended.
+        """
+        self._run.check()
+        self._availability.check_open()
+        self._core.sleep.sleep_when_idle()
 
     async def wake_up(self, tags: Iterable[str] | None = None) -> bool:
         """End a sleep; return when requests are computed again. Harmless for an engine that is awake.
@@ -131,6 +147,12 @@ class PauseMethods:
         return self._core.sleep.is_sleeping
 
     @property
+    def sleeps_in_s(self) -> float | None:
+        """Seconds until the engine goes to sleep by itself if no request comes; None while it has one, or will not."""
+        due_s = self._core.sleep.due_s
+        return None if due_s == math.inf else max(0.0, due_s - trio.current_time())
+
+    @property
     def wakes_by_itself(self) -> bool:
         """True while the engine sleeps because it was idle: the next request wakes it."""
         return self._core.sleep.is_automatic
@@ -156,8 +178,18 @@ class PauseMethods:
             False, and nothing was done, if requests hold blocks and may not be preempted.
         """
         self._run.check()
-        assert self._core.scheduler is not None
-        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        return self._core.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def _check_one_replica(self, method: str) -> None:
+        """Refuse what would have to hold for all replicas at the same moment.
+
+        Raises:
+            UnsupportedFeature: there are several.
+        """
+        if (number := len(self._channels.replicas)) > 1:
+            raise UnsupportedFeature(
+                f"{method} is not offered with replicas above 1; got {number}", field="replicas", got=number
+            )
 
     def _limit_of(self, mode: str) -> int:
         """Return the serial of the last request that a mode lets finish; under `abort`, end all of them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -59,12 +58,14 @@ class WeightMethods(PauseMethods):
             mode: what happens to the live requests: `keep` has them go on with the new weights, `wait` lets them finish
                 with the old ones before, `abort` ends them.
         Raises:
+            UnsupportedFeature: the engine has several replicas.
             ModelError: the weights do not fit or cannot be loaded; the old ones are in use.
             InvalidRequest: a wrong argument.
             EngineClosed: the engine drains or has ended.
             EngineDead: the engine has died.
         """
         self._run.check()
+        self._check_one_replica("reload_weights")
         check_mode(mode)
         check_type("path", path, str, "the path of a folder")
         self._availability.check_open()
@@ -87,6 +88,7 @@ class WeightMethods(PauseMethods):
             ModelFileError: the folder cannot be written, as on a full disk.
         """
         self._run.check()
+        self._check_one_replica("update_weights")
         check_mode(mode)
         self._availability.check_open()
         try:
@@ -101,7 +103,8 @@ class WeightMethods(PauseMethods):
             raise InvalidRequest("tensors must hold at least one tensor; got none", field="tensors")
         async with self._weights_lock:
             if self._updates is None:
-                self._updates = Path(tempfile.mkdtemp(prefix="triolet-weights-"))
+                await self._work(self._make_updates)
+            assert self._updates is not None
             folder = self._updates / str(next(self._update_numbers))
             # What was asked for while the engine slept is not in use yet, and this update comes on top of it.
             former = self._core.weights.requested or self.weights_folder
@@ -147,6 +150,11 @@ class WeightMethods(PauseMethods):
             function()
         else:
             await trio.to_thread.run_sync(function)
+
+    def _make_updates(self) -> None:
+        from triolet.model.folder.exchange import new_updates_folder
+
+        self._updates = new_updates_folder()
 
     def _remove_updates(self) -> None:
         if self._updates is not None:

@@ -21,7 +21,7 @@ from triolet.ipc.messages import Way, layout_of
 class Vocabulary:
     """Vocabulary of the model."""
 
-    tokenizer_json: str  # the model's tokenizer, in Hugging Face's form
+    tokenizer_json: bytes  # the model's tokenizer, in Hugging Face's form, UTF-8
     vocab_size: int  # of the model; masks are that long
     eos_token_ids: tuple[int, ...]  # end an answer; allowed where the grammar can end
 

@@ -7,6 +7,7 @@
                          PrepareAdapter read this adapter, meanwhile
                          CallWorker     call this method                             CallAnswer     it has ended
                          ImportModules  import what a load needs                     LoadProgress   on the way
+                         Ping           say that you are there                       Pong           between two plans
 
 A run is answered with a `StepResult` for each step, and a `Halt` with nothing: one that comes too late is about a run
 that is over. A `PrepareAdapter` is answered with nothing either, and ends a run as a `Halt` does.
@@ -364,8 +365,18 @@ class ImportModules:
     """Request to import the modules that every load needs; it has no answer of its own."""
 
 
-Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker | ImportModules
-Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure
+@attrs.frozen
+class Ping:
+    """Request to answer with a `Pong`; never sent while a plan is computed."""
+
+
+@attrs.frozen
+class Pong:
+    """Answer to a `Ping`."""
+
+
+Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker | ImportModules | Ping
+Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure | Pong
 
 
 @attrs.frozen(eq=False)
@@ -424,8 +435,8 @@ class Way(Generic[M]):
             yield self.unpack(payload)
 
 
-_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker, ImportModules)
-_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure)
+_REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker, ImportModules, Ping)
+_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # A plan may start a hundred requests with a million prompt tokens each, if all but one of each are in the prefix cache.

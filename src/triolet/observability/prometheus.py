@@ -62,7 +62,16 @@ _COUNTERS: Final = {
     "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "long_task_steps": "Task steps that held the event loop for more than 10 ms.",
     "recording_lost_records": "Records that are missing in the file of record.",
+    "moved_requests": "Times that a request went on at another replica after the death of its own.",
     "requests_received": "Requests received; each ends for exactly one reason.",
+}
+# By the field of `ReplicaStatistics`; only of an engine with several replicas.
+_REPLICA_GAUGES: Final = {
+    "is_living": ("replica_up", "1 while the replica computes, 0 while it restarts or is not needed."),
+    "num_requests_running": ("replica_requests_running", "Requests that the replica computes."),
+    "num_requests_waiting": ("replica_requests_waiting", "Requests that wait for the replica."),
+    "kv_blocks_in_use": ("replica_kv_blocks_in_use", "Blocks of its KV cache that are in use."),
+    "steps": ("replica_steps", "Forward passes that it has finished."),
 }
 _SECONDS: Final = {
     "time_to_first_token_seconds": ("From the arrival to the first token.", _TTFT_BUCKETS),
@@ -211,6 +220,12 @@ class Metrics:
             "sleep_state",
             _SLEEP_STATES,
         )
+        replicas = tuple(str(replica.replica) for replica in engine.statistics().replicas)
+        self._by_replica = {
+            field: self._make_by(Gauge, name, text, "replica", replicas)
+            for field, (name, text) in _REPLICA_GAUGES.items()
+            if replicas
+        }
         self._make_cache_info()
         self._adapters, self._adapter_info = adapters, self._make_adapter_info() if adapters else None
         self._last: EngineStatistics | None = None
@@ -368,8 +383,15 @@ class Metrics:
         sleep_state = "awake" if now.sleep_level is None else _STATES_BY_LEVEL.get(now.sleep_level)
         for state, gauge in self._sleep_state.items():
             gauge.set(state == sleep_state)
+        restarting = {actor.partition(".")[0] for actor in now.restarting}  # without numbers of replicas
         for actor, gauge in self._restarting.items():
-            gauge.set(actor in now.restarting)
+            gauge.set(actor in restarting)
+        self._counters["moved_requests"].inc(
+            now.num_moved_requests - (before.num_moved_requests if before else 0)
+        )
+        for replica in now.replicas:
+            for name, gauges in self._by_replica.items():
+                gauges[str(replica.replica)].set(getattr(replica, name))
         num_hits = now.prefix_cache_hits - (before.prefix_cache_hits if before else 0)
         self._cached_by_source["device"].inc(num_hits)
         for reason, total in now.num_requests_ended.items():

@@ -21,6 +21,7 @@ from triolet.core.tools import (
     ToolCallEnd,
     ToolPlan,
 )
+from triolet.core.tools.answer import thinks_at
 from triolet.protocol.errors import missing, wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
 from triolet.protocol.json import CONVERTER, Wrong
@@ -94,16 +95,17 @@ class ChatRequest(OffersTools, GenerationRequest):
     def num_logprobs(self) -> int | None:
         return self.sampling.get("logprobs", 0) if self.logprobs else None
 
-    def prompt(self, plan: ToolPlan, reasoning_parser: str | None = None) -> Any:
+    def prompt(self, plan: ToolPlan, thinking_switch: str | None = None) -> Any:
         """Return the prompt for `Engine.generate`.
 
         Args:
-            reasoning_parser: format of the model's reasoning, as for `plan`.
+            thinking_switch: value of the chat template that the effort sets; without one it says nothing.
         """
         messages = list(self.messages.messages)
         values = dict(self.chat_template_kwargs)
-        if reasoning_parser == "qwen3" and self.reasoning_effort == "none":
-            values.setdefault("enable_thinking", False)
+        thinks = thinks_at(self.reasoning_effort)
+        if thinking_switch is not None and thinks is not None:
+            values.setdefault(thinking_switch, thinks)
         return {
             "messages": messages,
             "tools": plan.template_tools,

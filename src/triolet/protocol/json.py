@@ -396,7 +396,13 @@ def structure(payload: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return CONVERTER.structure(payload, kind)
     except (ValueError, BaseValidationError) as error:
-        raise _first(error, "") from None
+        raise _answered(error, "") from None
+
+
+def prepare_to_structure(*kinds: type) -> None:
+    """Generate the code that structures objects of these classes, which the first one of each would wait for."""
+    for kind in kinds:
+        CONVERTER.get_structure_hook(kind)
 
 
 def structure_field(name: str, value: object, kind: Any) -> Any:
@@ -408,7 +414,22 @@ def structure_field(name: str, value: object, kind: Any) -> Any:
     try:
         return CONVERTER.structure(value, kind)
     except (ValueError, BaseValidationError) as error:
-        raise _first(error, name) from None
+        raise _answered(error, name) from None
+
+
+def _answered(error: BaseException, path: str) -> WireError:
+    """Return the error for the client, and take the original apart."""
+    found = _first(error, path)
+    _drop_tracebacks(error)
+    return found
+
+
+def _drop_tracebacks(error: BaseException) -> None:
+    # Their frames hold the list of the errors: a circle that only a full garbage collection would find.
+    error.__traceback__ = None
+    inner = (error.inner,) if isinstance(error, _At) else getattr(error, "exceptions", ())
+    for one in inner:
+        _drop_tracebacks(one)
 
 
 def _first(error: BaseException, path: str) -> WireError:

@@ -39,8 +39,9 @@ class GrammarVocabulary:
         self.vocab_size = vocabulary.vocab_size
         eos = list(vocabulary.eos_token_ids) or None
         try:
-            self._whole = LLTokenizer(vocabulary.tokenizer_json, eos_token=eos)
-            spelling = LiteralTokenizer(self._whole, vocabulary.tokenizer_json, self.vocab_size)
+            tokenizer_json = vocabulary.tokenizer_json.decode()
+            self._whole = LLTokenizer(tokenizer_json, eos_token=eos)
+            spelling = LiteralTokenizer(self._whole, tokenizer_json, self.vocab_size)
             self.tokenizer = LLTokenizer(spelling, eos_token=list(self._whole.eos_tokens))
         except BaseException as error:  # a panic in foreign code is no Exception
             raise ValueError(

@@ -14,7 +14,8 @@ from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.registry import open_executor
 from triolet.blocking import BlockingEngine
 from triolet.bridge.engine_thread import EngineThread, OpenEngine
-from triolet.config.engine import EngineConfig, EngineFields
+from triolet.config.engine import EngineConfig
+from triolet.config.engine_fields import EngineFields
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.errors import ConfigError

@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 import trio
 
-from triolet.actors.executors.contract import Tell
-from triolet.config.engine import EngineConfig
+from triolet.actors.executors.contract import Executor, Tell
+from triolet.config.engine import DEFAULT_BLOCK_SIZE, EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo
@@ -52,7 +52,7 @@ class _Row:
     num_tokens: int  # of the answer, so far
 
 
-class ScriptedModel:
+class ScriptedModel(Executor):
     """Model of a fake engine: what it answers, how long it takes, what goes wrong, and what it was asked.
 
     Args:
@@ -149,7 +149,8 @@ class ScriptedModel:
             raise ConfigError("model", "a folder with a tokenizer", str(folder))
         defaults = read_generation_defaults(folder)
         num_blocks = config.num_kv_blocks or NUM_KV_BLOCKS
-        longest = num_blocks * config.block_size
+        block_size = config.block_size or DEFAULT_BLOCK_SIZE
+        longest = num_blocks * block_size
         self._tokenizer, self._end = tokenizer, defaults.eos_token_ids[:1]
         self._info = ModelInfo(
             folder=str(folder),
@@ -159,7 +160,7 @@ class ScriptedModel:
             max_position=longest,
             max_model_len=min(config.max_model_len or longest, longest),
             num_kv_blocks=num_blocks,
-            block_size=config.block_size,
+            block_size=block_size,
             dtype="float32",
             device="cpu",
             # A script has no temperature: what else the folder recommends would only be in the way.

@@ -39,8 +39,11 @@ class Rank:
     meeting: Path
     _group: Group | None = None
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request | None]:
         return self.transport.requests()
+
+    def wake(self) -> None:
+        self.transport.wake()
 
     def has_request(self) -> bool:
         """Return whether any rank has an unread request; all ranks ask after the same step."""

@@ -1,7 +1,8 @@
 """Program of the model runner's process: `python -m triolet.workers.runner`, started by `actors.executors.process`.
 
 It receives requests and sends replies over a `Transport`, here its standard input and output: an `EngineConfig` to
-load, then one `StepPlan` after the other (`ipc.messages`). It ends when the requests end, and after the first
+load, then one `StepPlan` after the other (`ipc.messages`). A plan that comes before the result of the one before it is
+handed to the device at once (`workers.step_pipeline`). The process ends when the requests end, and after the first
 exception: half a step may be in its tables, and what a driver or a library has broken is best left behind with the
 process.
 
@@ -33,12 +34,21 @@ from typing import NoReturn, Protocol
 
 import attrs
 
+from triolet import nano
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.step_plan import AdapterRunner, StepPlan, StepRunner, WritingRunner, steps_of
+from triolet.core.step_plan import (
+    AdapterRunner,
+    StepPlan,
+    StepRunner,
+    SubmittingRunner,
+    WritingRunner,
+    steps_of,
+)
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
+from triolet.errors import ModelError
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
 from triolet.ipc.messages import (
@@ -46,12 +56,16 @@ from triolet.ipc.messages import (
     REQUESTS,
     CallAnswer,
     CallWorker,
+    Halt,
     ImportModules,
+    Ping,
+    Pong,
     PrepareAdapter,
     Reply,
     Request,
 )
 from triolet.ipc.values import pack_value, unpack_value
+from triolet.workers.step_pipeline import StepPipeline
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -70,12 +84,16 @@ _writing: list[WritingRunner] = []
 class Transport(Protocol):
     """Connection to the engine; its calls block."""
 
-    def requests(self) -> Iterator[Request]:
-        """Receive requests until the engine closes the connection.
+    def requests(self) -> Iterator[Request | None]:
+        """Receive requests until the engine closes the connection; None for each `wake`, or for several.
 
         Raises:
             FrameError: the bytes are no request.
         """
+        ...
+
+    def wake(self) -> None:
+        """Have `requests` give a None. May be called from any thread."""
         ...
 
     def has_request(self) -> bool:
@@ -97,6 +115,7 @@ class FdTransport:
 
     requests_fd: int  # to read from
     replies_fd: int  # to write to
+    _wakes: tuple[int, int] = attrs.field(factory=os.pipe, init=False)  # to read from, to write to
 
     @classmethod
     def take_over_standard_streams(cls) -> FdTransport:
@@ -108,12 +127,25 @@ class FdTransport:
         os.close(nothing)
         return transport
 
-    def requests(self) -> Iterator[Request]:
-        reader = REQUESTS.reader()
-        while data := os.read(self.requests_fd, READ_BYTES):
-            reader.feed(data)
-            yield from REQUESTS.messages(reader)
+    def requests(self) -> Iterator[Request | None]:
+        reader, poll = REQUESTS.reader(), select.poll()
+        for fd in (self.requests_fd, self._wakes[0]):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            # First what the device is to do next: it may be about to run out of work.
+            if self.requests_fd in ready:
+                if not (data := os.read(self.requests_fd, READ_BYTES)):
+                    break
+                reader.feed(data)
+                yield from REQUESTS.messages(reader)
+            if self._wakes[0] in ready:
+                os.read(self._wakes[0], READ_BYTES)
+                yield None
         reader.close()
+
+    def wake(self) -> None:
+        os.write(self._wakes[1], b"\0")
 
     def has_request(self) -> bool:
         poll = select.poll()
@@ -143,10 +175,11 @@ def serve(load: Load, transport: Transport, prepare: Callable[[OnProgress], None
         faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
         for reply in _replies(load, transport, prepare):
             transport.reply(reply)
-    except BrokenPipeError:
+    except ConnectionError:
         _leave(0)  # the engine has gone
     except BaseException as error:
-        traceback.print_exc()
+        if not isinstance(error, ModelError):  # its sentence says all
+            traceback.print_exc()
         transport.reply(describe(error))
         _leave(1)
     _leave(0)
@@ -164,19 +197,30 @@ def _replies(
     load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None = None
 ) -> Iterator[Reply]:
     runner: StepRunner | None = None
+    pipeline: StepPipeline | None = None
     for request in transport.requests():
+        if pipeline is not None:
+            if isinstance(request, StepPlan) and request.num_steps == 1:
+                pipeline.submit(request)
+                yield from pipeline.finished()
+                continue
+            # Everything else but a message that is not answered comes after the steps before it.
+            is_answered = request is not None and not isinstance(request, Halt | PrepareAdapter)
+            yield from pipeline.drain() if is_answered else pipeline.finished()
         if isinstance(request, EngineConfig):
             with typed_shortages("loading the model"):
                 runner, info = load(request, transport.reply)
             if request.stores_blocks and isinstance(runner, WritingRunner):
                 _writing.append(runner)
+            if isinstance(runner, SubmittingRunner):
+                pipeline = StepPipeline(runner, transport.wake)
             gc.collect()  # the loaded model is there to stay: no later collection need look at it
             gc.freeze()
             yield attrs.evolve(info, process_id=os.getpid())
         elif runner is None and isinstance(request, StepPlan):
             raise RuntimeError("a model must be loaded before the first step")
         elif runner is not None and isinstance(request, StepPlan):
-            # A request that comes while a plan is computed is a Halt, or an adapter that the next plan may need.
+            # A request that comes while a run is computed is a Halt, or an adapter that the next plan may need.
             yield from steps_of(request, runner.execute, transport.has_request)
         elif isinstance(request, ImportModules):
             if prepare is not None:
@@ -184,6 +228,8 @@ def _replies(
                     prepare(transport.reply)
         elif isinstance(request, CallWorker):
             yield _answer(runner, request)
+        elif isinstance(request, Ping):
+            yield Pong()
         elif isinstance(request, PrepareAdapter) and isinstance(runner, AdapterRunner):
             # In a thread, so that the next plan is read at once; a step that needs the adapter waits for it.
             threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
@@ -281,7 +327,8 @@ def _unshare_descriptors(kept: Collection[int]) -> bool:
 
 def _watch_parent(requests_fd: int) -> None:
     poll = select.poll()
-    poll.register(requests_fd, 0)  # no event but the end, which is always reported
+    # No event but the end, which is always reported; that of a socket's other end, whose own stays open, is not.
+    poll.register(requests_fd, getattr(select, "POLLRDHUP", 0))
     poll.poll()
     _leave(0)
 
@@ -322,7 +369,9 @@ def import_model_code(on_progress: OnProgress) -> None:
 
 
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
-    """Load a real model; torch is first imported here."""
+    """Load a real model, by default the one that ships with the package; torch is first imported here."""
+    if config.model is None:  # of an engine on another machine
+        config = attrs.evolve(config, model=str(nano.PATH))
     with imports_reported(on_progress):
         from triolet.model.runner_loading import load_configured_runner
 

@@ -6,6 +6,11 @@ WHEN is `load`, the number of a step of its life, `always`, or `poison`: each st
 POISON; or `reload`: each load but that of the process which has made the MARK.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
 Where a folder TOLD is given, each misdeed makes a file in it first, so that a test knows when to move its clock on.
+
+`python -m tests.actors.executors.fake_worker ahead ...` has a device, a thread, that computes the steps it was handed.
+For it WHEN may be `submit N`, the moment at which it is handed its N-th step, or `tell N`, when the result of that is
+about to be told; the step `N` itself goes wrong in the device. With `wait_for_the_next` a step (WHEN is also `all`, or
+`all but N`) is not done before the one after it was handed over, and with `lack_memory` there is none for it.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.core.fake_model import FakeModel
@@ -91,6 +99,8 @@ MISDEEDS: dict[str, Callable[[], None]] = {
     "close": close_the_replies_and_live,
     "print": print_much,
     "dawdle": lambda: time.sleep(0.05),
+    "wait_for_the_next": lambda: None,
+    "lack_memory": lambda: None,
 }
 
 
@@ -115,7 +125,7 @@ class Misbehaving:
 
     def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         on_progress(LoadProgress("weights", 0, 2))
-        self._misbehave("load")
+        self.misbehave("load")
         num_blocks = self._num_blocks(config, is_reload=self._is_reload())
         on_progress(LoadProgress("weights", 2, 2))
         return self, ModelInfo(
@@ -150,11 +160,11 @@ class Misbehaving:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
-        self._misbehave(str(self.num_steps))
-        self._misbehave("always")
+        self.misbehave(str(self.num_steps))
+        self.misbehave("always")
         result = self.model.execute(plan)
         if any(self.model.rows[row.row_id].start.prompt_token_ids[0] == POISON for row in plan.rows):
-            self._misbehave("poison")
+            self.misbehave("poison")
         return result
 
     def call(self, call: WorkerCall) -> object:
@@ -168,7 +178,7 @@ class Misbehaving:
     def reset(self) -> None:
         self.model.rows.clear()
 
-    def _misbehave(self, when: str) -> None:
+    def misbehave(self, when: str) -> None:
         if when != self.when or (self.mark and Path(self.mark).exists()):
             return
         if self.mark:
@@ -178,8 +188,59 @@ class Misbehaving:
         MISDEEDS[self.what]()
 
 
+class _Handed:
+    """A step that the device computes."""
+
+    is_done = False
+
+    def __init__(self, runner: MisbehavingDevice, plan: StepPlan, number: int) -> None:
+        self._runner, self._number = runner, number
+        self._computed = runner.device.submit(runner.compute, plan, number)
+
+    def wait(self) -> None:
+        self._computed.exception()
+
+    def result(self) -> StepResult:
+        result = self._computed.result()
+        self._runner.misbehave(f"tell {self._number}")
+        return result
+
+
+class MisbehavingDevice(Misbehaving):
+    """A runner over the fake model that takes steps before the results of those before."""
+
+    def __init__(self, *misdeed: str) -> None:
+        super().__init__(*misdeed)
+        self.device = ThreadPoolExecutor(1)
+        self.num_handed = 0
+        self._has_next: dict[int, threading.Event] = defaultdict(threading.Event)
+
+    def submit(self, plan: StepPlan) -> _Handed:
+        self.num_handed += 1
+        self._has_next[self.num_handed - 1].set()
+        self.misbehave(f"submit {self.num_handed}")
+        return _Handed(self, plan, self.num_handed)
+
+    def compute(self, plan: StepPlan, number: int) -> StepResult:
+        """In the device's thread."""
+        if self.what == "wait_for_the_next" and self._waits(number):
+            self._has_next[number].wait()
+        if self.what == "lack_memory" and self.when == str(number):
+            self.model.most_tokens = 0
+        result = self.execute(plan)
+        self.model.most_tokens = None
+        return result
+
+    def _waits(self, number: int) -> bool:
+        """True for the step that WHEN names, for `all`, or for `all but N`."""
+        is_any = self.when.startswith("all") and self.when != f"all but {number}"
+        return is_any or self.when == str(number)
+
+
 def main() -> None:
-    serve(Misbehaving(*sys.argv[1:]).load, FdTransport.take_over_standard_streams())
+    is_ahead = sys.argv[1:2] == ["ahead"]
+    runner = MisbehavingDevice(*sys.argv[2:]) if is_ahead else Misbehaving(*sys.argv[1:])
+    serve(runner.load, FdTransport.take_over_standard_streams())
 
 
 if __name__ == "__main__":

@@ -5,24 +5,71 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 
+import attrs
 import trio
 
 from tests.actors.harness import LetterTokenizer, answer_of, assert_all_blocks_back, unexpected
 from triolet import SamplingParams
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.remote.agent import Agent
+from triolet.actors.executors.remote.executor import RemoteExecutor
+from triolet.actors.executors.remote.handshaking import Address
+from triolet.actors.executors.remote.port import WorkerPort
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.core.step_plan import PlanRow, RowStart, StepPlan, StepResult
 from triolet.engine.open_engine import run_engine
 
+TOKEN = "sesame"
 
-def executor_that(*misdeed: object, step_timeout: float | None = 30.0) -> ProcessExecutor:
+
+def executor_that(
+    *misdeed: object, step_timeout: float | None = 30.0, device: str = "auto", keep_standby: bool = False
+) -> ProcessExecutor:
     command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", *map(str, misdeed)]
-    return ProcessExecutor(
-        EngineConfig(model="nowhere", runner="process", step_timeout=step_timeout), command
+    config = EngineConfig(
+        model="nowhere",
+        runner="process",
+        step_timeout=step_timeout,
+        device=device,
+        keep_standby=keep_standby,
     )
+    return ProcessExecutor(config, command)
+
+
+def remote_that(nursery: trio.Nursery, *misdeed: object, step_timeout: float | None = 30.0) -> RemoteExecutor:
+    """An executor with a worker on this machine, both of which end with the nursery."""
+    port = WorkerPort(Address("127.0.0.1", 0), TOKEN)
+    command = [sys.executable, "-P", "-m", "tests.actors.executors.fake_worker", *map(str, misdeed)]
+    nursery.start_soon(work_until_cancelled, Agent(port.address, TOKEN, command=command), port)
+    config = EngineConfig(model="nowhere", tokenizer="nowhere", runner="remote", step_timeout=step_timeout)
+    return RemoteExecutor(config, port)
+
+
+async def work_until_cancelled(agent: Agent, port: WorkerPort) -> None:
+    try:
+        await agent.run()
+    finally:
+        port.close()
+        with trio.CancelScope(shield=True):
+            await port.closed.wait()
+
+
+def processes_here(module: str) -> list[int]:
+    """Return the numbers of the processes of this module that this process has started, without zombies."""
+    found = []
+    for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == os.getpid() and module.encode() in words:
+            found.append(int(entry.name))
+    return found
 
 
 def first_step(prompt: tuple[int, ...] = (1, 2, 3)) -> StepPlan:
@@ -41,6 +88,16 @@ def first_step(prompt: tuple[int, ...] = (1, 2, 3)) -> StepPlan:
 
 def second_step() -> StepPlan:
     return StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
+
+
+def step_ahead(number: int) -> StepPlan:
+    """The step of that number, made before the result of the one before it."""
+    return attrs.evolve(
+        second_step(),
+        step_id=number,
+        rows=(PlanRow(0, 1 + number, 1, (number,) if number % 4 == 3 else (), sample=True),),
+        is_ahead=True,
+    )
 
 
 def run_of(num_steps: int, first: int) -> StepPlan:
@@ -67,9 +124,11 @@ async def life(executor: Executor, *plans: StepPlan) -> list[StepResult]:
         return [await executor.execute(plan, unexpected) for plan in plans]
 
 
-async def ask_six(executor: Executor) -> int:
+async def ask_six(executor: Executor, *, async_scheduling: bool = False) -> int:
     """Six streams at once, each of which must give the fake model's answer; the number of restarts."""
-    config = EngineConfig(runner="process", max_num_seqs=4, max_num_batched_tokens=16)
+    config = EngineConfig(
+        runner="process", max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=async_scheduling
+    )
     answers: dict[int, tuple[int, ...]] = {}
     async with run_engine(config, executor, LetterTokenizer) as engine:
 

@@ -20,6 +20,7 @@ from tests.actors.executors.harness import (
     life,
     num_runner_threads,
     open_files,
+    remote_that,
     run_of,
     second_step,
 )
@@ -27,6 +28,7 @@ from tests.actors.harness import answer_of, unexpected
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.registry import EXECUTORS
+from triolet.actors.executors.remote.executor import RemoteExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.core.step_plan import StepResult
@@ -55,8 +57,25 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=EXECUTORS)
-def kind(request: pytest.FixtureRequest) -> Kind:
+# Each test with a remote worker starts several processes; `test_remote` has what is tested every time.
+SLOW = ("remote",)
+
+
+@pytest.fixture(
+    # Ray starts workers of the remote executor, and has no executor of its own.
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in EXECUTORS
+        if name != "ray"
+    ]
+)
+async def kind(request: pytest.FixtureRequest, nursery: trio.Nursery) -> Kind:
+    if request.param == "remote":
+
+        def make(*misdeed: object) -> Executor:
+            return remote_that(nursery, *misdeed)
+
+        return attrs.evolve(KINDS["process"], make=make)
     return KINDS[request.param]
 
 
@@ -177,6 +196,8 @@ async def test_an_engine_answers_the_same_and_survives_a_crash(
     num_crashes: int, kind: Kind, tmp_path: Path
 ) -> None:
     misdeed = ("raise", 7, tmp_path / "mark") if num_crashes else ()
+    executor = kind.make(*misdeed)
     num_tasks = trio.lowlevel.current_statistics().tasks_living
-    assert await ask_six(kind.make(*misdeed)) == num_crashes
-    assert trio.lowlevel.current_statistics().tasks_living == num_tasks
+    assert await ask_six(executor) == num_crashes
+    if not isinstance(executor, RemoteExecutor):  # its worker stays, and connects again
+        assert trio.lowlevel.current_statistics().tasks_living == num_tasks

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import RareHangLimit
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ResourceShortage
-from triolet.ipc.grammar import GrammarReply, GrammarRequest, GrammarState, Vocabulary
+from triolet.ipc.grammar import GRAMMAR_REPLIES, GrammarReply, GrammarRequest, GrammarState, Vocabulary
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 
@@ -293,7 +294,7 @@ async def test_an_original_that_starts_too_late_for_what_was_learned_is_started_
 
     monkeypatch.setattr(GrammarProcess, "ask", ask)
     monkeypatch.setattr(grammar_process, "PROGRAM", ("sleep", "600"))
-    original, popen, problem = await grammar_process._start_original(Vocabulary("", 1, ()), limit)
+    original, popen, problem = await grammar_process._start_original(Vocabulary(b"", 1, ()), limit)
     grammar_process._end_original(original, popen)
     assert (learned_s, problem) == ([3.0, 6.0, 12.0], "none works")
 
@@ -481,7 +482,7 @@ async def test_a_form_is_not_blamed_where_the_machine_has_less_memory_than_a_for
 ) -> None:
     program = (sys.executable, "-P", "-c", LITTLE_MEMORY_AFTER_THE_VOCABULARY)
     monkeypatch.setattr(grammar_process, "PROGRAM", program)
-    async with opened(folder, max_grammar_bytes=2**20) as engine:
+    async with opened(folder, max_grammar_bytes=2**20, grammar_timeout=30.0) as engine:
         with pytest.raises(ResourceShortage, match="memory"):
             await engine.complete([1], params(LARGE))
         check_json((await engine.complete([1], params(JSON))).text)
@@ -639,3 +640,57 @@ async def test_places_of_grammars_are_all_free_again_whenever_their_clients_leav
                     leave_early, dice.choice("abc"), dice.choice([0.0, 1.0, 2.0, 3.0, 4.0, 99.0])
                 )
         assert turns.num_free == 2 and not turns._waiting
+
+
+@pytest.mark.parametrize(("starved_s", "is_late"), [(2.5, False), (1.5, True), (0.0, True)])
+async def test_the_time_in_which_a_process_waits_for_a_processor_is_not_its_grammars(
+    starved_s: float, is_late: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_s = trio.current_time()
+    monkeypatch.setattr(
+        grammar_process, "starved_s", lambda process_id: min(trio.current_time() - began_s, starved_s)
+    )
+    ours, theirs = trio.socket.socketpair()
+    process = GrammarProcess(trio.SocketStream(ours))
+
+    async def answer_late() -> None:
+        await trio.sleep(3.0)
+        await theirs.send(GRAMMAR_REPLIES.pack(GrammarState(1, "")))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_late)
+        with pytest.raises(GrammarLate) if is_late else nullcontext():
+            assert await process.ask(None, 1.0) == GrammarState(1, "")
+        nursery.cancel_scope.cancel()
+    process.kill()
+    theirs.close()
+
+
+async def test_a_process_that_waits_for_a_processor_for_ever_is_late_all_the_same(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_process, "starved_s", lambda process_id: trio.current_time())
+    ours, theirs = trio.socket.socketpair()
+    process = GrammarProcess(trio.SocketStream(ours))
+    with theirs, pytest.raises(GrammarLate):
+        await process.ask(None, 1.0)
+    assert process.is_dead
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the scheduler of Linux counts it")
+def test_a_process_that_shares_its_processor_has_waited_for_it() -> None:
+    command = [sys.executable, "-c", "while True: pass"]
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        processes = [subprocess.Popen(command) for _ in range(2)]
+    finally:
+        os.sched_setaffinity(0, cores)
+    try:
+        while not all(grammar_process.starved_s(process.pid) for process in processes):
+            time.sleep(0.01)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert grammar_process.starved_s(0) == 0.0

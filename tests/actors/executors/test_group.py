@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from triolet.actors.executors.group import GroupExecutor, _agreed
+from triolet.actors.executors.group import LocalGroup, _agreed
 from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import SampledToken, StepResult
 from triolet.errors import ConfigError, RunnerFailed
@@ -30,7 +30,7 @@ from triolet.errors import ConfigError, RunnerFailed
 def test_what_a_group_does_not_honour_is_refused_by_name(field: str, value: Any) -> None:
     fields: dict[str, Any] = {"model": "folder", "tensor_parallel_size": 2, field: value}
     with pytest.raises(ConfigError, match=f"tensor_parallel_size must be 1 with {field} ") as caught:
-        GroupExecutor(EngineConfig(**fields))
+        LocalGroup(EngineConfig(**fields))
     assert caught.value.field == "tensor_parallel_size"
 
 

@@ -33,9 +33,9 @@ from triolet.errors import (
 RUNNERS = ["inline", "thread", "process"]
 
 
-def make(runner: str, **limits: float) -> Executor:
+def make(runner: str) -> Executor:
     if runner == "process":
-        return executor_that(**limits)
+        return executor_that()
     kind = InlineExecutor if runner == "inline" else ThreadExecutor
     return kind(partial(Misbehaving().load, EngineConfig(model="nowhere")))
 

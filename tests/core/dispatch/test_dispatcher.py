@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
+from math import isclose
 
 import pytest
 
-from triolet.core.dispatch.dispatcher import FIRST_TOKEN_S, NUM_SURE, Dispatcher, Placement
+from triolet.core.dispatch.dispatcher import (
+    EXTERNALITY,
+    FIRST_TOKEN_S,
+    NUM_SURE,
+    TIE,
+    Dispatcher,
+    Placement,
+)
+from triolet.core.dispatch.first_token_costs import FirstTokenCosts
 from triolet.errors import InvariantViolated
 
 BLOCK = 100
@@ -229,6 +239,85 @@ def test_an_index_that_caches_feed_learns_nothing_from_placements() -> None:
     dispatcher = dispatcher_of(1, learns_from_placements=False)
     place(dispatcher, "one", chain("a", 2), 250)
     assert place(dispatcher, "two", chain("a", 2), 250).num_cached_tokens == 0
+
+
+class Formula:
+    """The rule as the module states it, with a look at every replica and nothing kept between two decisions."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, dict[str, int]] = {}  # new tokens, by replica and request
+        self.running: dict[int, set[str]] = {}
+        self.held: Counter[int] = Counter()
+        self.front_since_s: dict[int, float] = {}
+        self.costs: dict[int, FirstTokenCosts] = {}
+        self.all_costs = FirstTokenCosts(FIRST_TOKEN_S)
+
+    def decision(self, num_tokens: int, now_s: float, taking: Iterable[int]) -> tuple[int, float]:
+        offers: dict[int, tuple[float, float]] = {}
+        for replica in taking:
+            costs = self.costs[replica]
+            token_s = (costs if costs.num_seen >= NUM_SURE else self.all_costs).per_token_s(
+                len(self.running[replica])
+            )
+            own_s = wait_s = num_tokens * token_s
+            if queue := list(self.waiting[replica].values()):
+                first_s = abs(queue[0] * token_s - (now_s - self.front_since_s[replica]))
+                wait_s = sum(queue[1:]) * token_s + first_s + own_s
+            offers[replica] = wait_s + EXTERNALITY * own_s, wait_s
+        least = min(cost for cost, _ in offers.values())
+        near = [replica for replica, (cost, _) in offers.items() if cost <= (1 + TIE) * least]
+        chosen = min(near, key=lambda replica: (self.held[replica], replica))
+        return chosen, offers[chosen][1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_decisions_of_random_stories_are_those_of_the_formula(seed: int) -> None:
+    draw, formula, dispatcher = random.Random(seed), Formula(), dispatcher_of(0, learns_from_placements=False)
+    requests: dict[str, tuple[int, int]] = {}  # replica and prompt tokens
+    draining: set[int] = set()
+    now_s = 0.0
+    for number in range(1500):
+        now_s += draw.expovariate(10)
+        if number % 100 == 0 and len(formula.costs) < 8:
+            replica = len(formula.costs)
+            dispatcher.add_replica(replica)
+            formula.waiting[replica], formula.running[replica] = {}, set()
+            formula.costs[replica] = FirstTokenCosts(FIRST_TOKEN_S)
+        if number % 70 == 0 and len(draining) < len(formula.costs) - 1:
+            draining.add(last := max(set(formula.costs) - draining))
+            dispatcher.drain_replica(last)
+        elif number % 35 == 0 and draining:
+            dispatcher.add_replica(draining.pop())
+        name, num_tokens = str(number), draw.randint(1, 2000)
+        expected = formula.decision(num_tokens, now_s, sorted(set(formula.costs) - draining))
+        placement = place(dispatcher, name, [], num_tokens, now_s)
+        assert placement.replica == expected[0]
+        assert isclose(placement.expected_s, expected[1], rel_tol=1e-6)
+        if not formula.waiting[placement.replica]:
+            formula.front_since_s[placement.replica] = now_s
+        formula.waiting[placement.replica][name] = num_tokens
+        formula.held[placement.replica] += num_tokens
+        requests[name] = placement.replica, num_tokens
+        for _ in range(draw.randint(0, 2)):
+            name = draw.choice(list(requests))
+            replica, num_tokens = requests[name]
+            queue = formula.waiting[replica]
+            if name in queue and draw.random() < 0.8:
+                seconds = now_s - formula.front_since_s[replica]
+                for costs in (formula.costs[replica], formula.all_costs):
+                    costs.observe(num_tokens, len(formula.running[replica]), seconds)
+                del queue[name]
+                formula.front_since_s[replica] = now_s
+                formula.running[replica].add(name)
+                dispatcher.first_token(name, now_s)
+                continue
+            if name in queue and next(iter(queue)) == name:
+                formula.front_since_s[replica] = now_s
+            queue.pop(name, None)
+            formula.running[replica].discard(name)
+            formula.held[replica] -= num_tokens
+            del requests[name]
+            dispatcher.finish(name, now_s)
 
 
 def test_a_request_or_replica_that_is_there_already_is_refused() -> None:

@@ -42,6 +42,15 @@ def test_a_replica_that_is_forgotten_leaves_the_others_what_they_hold() -> None:
     assert (len(index), index.num_blocks(0), index.num_blocks(63)) == (1, 0, 1)
 
 
+def test_a_single_block_is_noted_until_it_is_discarded() -> None:
+    index = PrefixIndex()
+    index.add(1, A)
+    assert (A in index, B in index) == (True, False)
+    assert index.leading([A]) == {1: 1}
+    index.discard(1, A)
+    assert A not in index
+
+
 def test_discarding_what_is_not_held_changes_nothing() -> None:
     index = PrefixIndex()
     index.touch(0, [A])

@@ -138,7 +138,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = range(pool.num_blocks)
         assert pool.num_free == len(naive.free)
         assert [b for b in blocks if pool.is_cached(b)] == sorted(naive.cached)
-        assert [b for b in blocks if pool.is_quarantined(b)] == sorted(b for _, b in naive.quarantined)
+        assert [b for b in blocks if b in pool.quarantined] == sorted(b for _, b in naive.quarantined)
         assert pool.ref_counts == [naive.count(b) for b in blocks]
         assert pool.kept_block_ids == naive.kept.keys()
         assert pool.num_free + pool.num_cached == pool.num_available

@@ -32,7 +32,7 @@ def compute(cache: PrefixCache, token_ids: Sequence[int], salt: str | None = Non
     table = found + cache.pool.allocate(-(-len(token_ids) // SIZE) - len(found))
     parent = hashes[-1] if hashes else root_of(cache, salt)
     for index in range(len(found), len(token_ids) // SIZE):
-        parent = cache.publish(table[index], parent, tuple(token_ids[index * SIZE : (index + 1) * SIZE]))
+        parent = cache.publish([table[index]], parent, tuple(token_ids[index * SIZE : (index + 1) * SIZE]))
     return table
 
 
@@ -98,7 +98,7 @@ class CacheMachine(RuleBasedStateMachine):
         if place < len(held.token_ids) // SIZE:
             parent = held.hashes[-1] if held.hashes else root_of(self.cache, held.salt)
             content = held.token_ids[place * SIZE : (place + 1) * SIZE]
-            held.hashes.append(self.cache.publish(held.table[place], parent, content))
+            held.hashes.append(self.cache.publish([held.table[place]], parent, content))
             self.known.setdefault(held.beginning(place + 1), held.table[place])
 
     @precondition(lambda self: self.held)
@@ -188,7 +188,7 @@ def test_requests_of_different_salts_never_meet(salt: str) -> None:
 def test_of_two_equal_blocks_the_first_is_found_and_the_second_freed() -> None:
     cache = make_cache(4)
     first, second = cache.pool.allocate(1), cache.pool.allocate(1)
-    hashes = [cache.publish(table[0], root_of(cache, None), (1, 2)) for table in (first, second)]
+    hashes = [cache.publish([table[0]], root_of(cache, None), (1, 2)) for table in (first, second)]
     assert hashes[0] == hashes[1]
     assert cache.find([1, 2, 3], root_of(cache, None))[0] == first
     cache.pool.release(second)
@@ -198,9 +198,9 @@ def test_of_two_equal_blocks_the_first_is_found_and_the_second_freed() -> None:
 def test_behind_a_second_copy_new_blocks_are_published_all_the_same() -> None:
     cache = make_cache(4)
     first, second, third = cache.pool.allocate(3)
-    cache.publish(first, root_of(cache, None), (1, 2))
-    parent = cache.publish(second, root_of(cache, None), (1, 2))
-    cache.publish(third, parent, (3, 4))
+    cache.publish([first], root_of(cache, None), (1, 2))
+    parent = cache.publish([second], root_of(cache, None), (1, 2))
+    cache.publish([third], parent, (3, 4))
     assert cache.find([1, 2, 3, 4, 5], root_of(cache, None))[0] == [first, third]
 
 
@@ -338,8 +338,8 @@ def test_hashes_that_are_known_are_not_worked_out_again(monkeypatch: pytest.Monk
     cache = PrefixCache(8, 2, key=b"k")
     known: list[bytes] = []
     block_ids = cache.pool.allocate(2)
-    first = cache.publish(block_ids[0], root_of(cache, None), (1, 2))
-    cache.publish(block_ids[1], first, (3, 4))
+    first = cache.publish([block_ids[0]], root_of(cache, None), (1, 2))
+    cache.publish([block_ids[1]], first, (3, 4))
     assert cache.find((1, 2, 3, 4, 5), root_of(cache, None), known) == cache.find(
         (1, 2, 3, 4, 5), root_of(cache, None)
     )
@@ -363,7 +363,7 @@ def test_equal_namespaces_share_blocks_and_no_two_others_do(
 ) -> None:
     cache = make_cache()
     table = cache.pool.allocate(1)
-    cache.publish(table[0], cache.root(one), (1, 2))
+    cache.publish([table[0]], cache.root(one), (1, 2))
     assert (cache.find([1, 2, 3], cache.root(other))[0] == table) == (one == other)
 
 

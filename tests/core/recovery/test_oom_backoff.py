@@ -72,9 +72,8 @@ def test_whatever_fits_at_all_is_reached_in_few_tries(rows: list[int], capacity:
 
 
 def misfit(stage: Stage) -> StepResult:
-    plan = stage.scheduler._in_flight
-    assert plan is not None
-    return StepResult(plan.step_id, (), out_of_memory="planted")
+    [step] = stage.scheduler._in_flight
+    return StepResult(step.step_id, (), out_of_memory="planted")
 
 
 def test_the_largest_is_preempted_and_the_others_try_again() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.core.stage import Stage
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.repetition_detection import (
-    MAX_PATTERN_SIZE,
     RepetitionDetectionParams,
     is_repeating,
 )
@@ -59,7 +58,7 @@ def test_it_is_what_a_look_at_every_pattern_says(text: str, largest: int, count:
         {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2},
         {"max_pattern_size": 2, "min_pattern_size": -1, "min_count": 2},
         {"max_pattern_size": 2, "min_count": 1},
-        {"max_pattern_size": MAX_PATTERN_SIZE + 1, "min_count": 2},
+        {"max_pattern_size": 1025, "min_count": 2},
         {"max_pattern_size": 2.0, "min_count": 2},
         {"max_pattern_size": 2, "min_count": 2**63},
         {"size": 2},
@@ -71,6 +70,17 @@ def test_anything_else_is_refused_by_name(fields: Any) -> None:
     with pytest.raises(InvalidParams) as caught:
         SamplingParams(repetition_detection=fields)
     assert caught.value.field in ("max_pattern_size", "min_pattern_size", "min_count", "repetition_detection")
+
+
+def test_a_pattern_has_1024_tokens_at_most_and_a_rule_that_is_made_already_is_kept() -> None:
+    rule = RepetitionDetectionParams(max_pattern_size=1024, min_count=2)
+    assert SamplingParams(repetition_detection=rule).repetition_detection == rule
+
+
+def test_without_fields_the_rule_is_off_as_in_vllm() -> None:
+    rule = RepetitionDetectionParams()
+    assert (rule.max_pattern_size, rule.min_pattern_size, rule.min_count) == (0, 0, 0)
+    assert not is_repeating([1, 1, 1, 1], rule)
 
 
 def test_an_answer_ends_where_it_begins_to_go_round() -> None:

@@ -126,6 +126,16 @@ def test_a_fixed_cost_below_one_second_is_found() -> None:
     assert taught(fixed_s=0.5).fixed_s == pytest.approx(0.5)
 
 
+def test_more_decodes_than_were_seen_are_taken_for_as_long_as_those_but_for_half_of_the_line_at_least() -> (
+    None
+):
+    assert taught().decodes_s(50) == pytest.approx(7.25)  # half of 14.5, where 8 rows took 4
+    assert taught().decodes_s(8) == pytest.approx(4.0)
+    costs = CostModel()
+    costs.observe(8, 8, 1.0)
+    assert [costs.decodes_s(number) for number in (4, 8, 12, 16, 32)] == pytest.approx([0.5, 1, 1, 1, 2])
+
+
 def test_where_more_rows_took_less_time_rows_cost_nothing() -> None:
     costs = CostModel()
     costs.observe(1, 1, 2.0)
@@ -196,6 +206,38 @@ def test_tokens_that_fit_and_are_not_taken_are_left_for_other_prompts() -> None:
     assert limited.chunk(100) == 40
     limited.take(10)
     assert limited.chunk(100) == 30
+
+
+def moved(budget: TokenBudget, num_tokens: int, num_decodes: int = 8) -> int:
+    """Give a row that another replica computed as many of its tokens as fit."""
+    fitting = budget.moved_chunk(num_tokens, lambda: num_decodes)
+    budget.take(fitting, is_moved=True)
+    return fitting
+
+
+def test_what_another_replica_computed_at_most_doubles_a_step_of_decodes() -> None:
+    limited = TokenBudget(make_config(max_prefill_delay_s=100.0), taught(row_s=0.2575))
+    for _ in range(2):
+        limited.begin_step(has_decodes=True)
+        # 8 decodes take 2 + 8 * 0.2575 seconds, somewhat longer than 32 tokens
+        assert [moved(limited, number) for number in (20, 20, 20)] == [20, 12, 0]
+        assert taken(limited, 100) == 100, "that is no bound for other prompts"
+
+
+def test_what_another_replica_computed_has_no_more_of_a_step_than_other_prompts() -> None:
+    limited = pace(max_prefill_delay_s=2.5)
+    limited.begin_step(has_decodes=True)
+    assert [taken(limited, 15), moved(limited, 100), moved(limited, 100)] == [15, 5, 0]
+
+
+def test_what_another_replica_computed_goes_on_by_16_tokens_in_every_step_and_by_all_beside_no_decode() -> (
+    None
+):
+    limited = TokenBudget(make_config(max_prefill_delay_s=9.0), taught(fixed_s=0.001, row_s=0.001))
+    limited.begin_step(has_decodes=True)
+    assert [moved(limited, 100), moved(limited, 100)] == [16, 0]
+    limited.begin_step(has_decodes=False)
+    assert [moved(limited, 100, num_decodes=0), moved(limited, 100, num_decodes=0)] == [100, 100]
 
 
 def test_prompts_that_delay_nobody_are_not_cut() -> None:
@@ -284,8 +326,9 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
     defaults: dict[str, Any] = {
         "max_num_seqs": 5, "max_num_batched_tokens": None, "policy": "fair", "priority_aging": 1.5,
         "fair_ttft_factor": 2.5, "max_prefill_delay": 3.5, "enable_prefix_caching": False, "num_scheduler_steps": 6,
-        "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8, "max_loras": 2,
-        "kv_store": None, "kv_pool_bytes": 1,
+        "async_scheduling": None, "speculative": "ngram", "num_speculative_tokens": 7, "prompt_lookup_min": 8,
+        "max_loras": 2, "kv_store": None, "kv_pool_bytes": 1,
+        "tensor_parallel_size": 1,
     }  # fmt: skip
     return SimpleNamespace(**(defaults | fields))
 
@@ -294,7 +337,13 @@ def limits_of(
     device: str = "cuda:1", adapters: AdapterSupport | None = None, **fields: Any
 ) -> SchedulerConfig:
     info = SimpleNamespace(
-        device=device, num_kv_blocks=100, block_size=16, max_model_len=1000, pooling=None, adapters=adapters
+        device=device,
+        num_kv_blocks=100,
+        block_size=16,
+        max_model_len=1000,
+        cache_windows=(None,),
+        pooling=None,
+        adapters=adapters,
     )
     return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key", weight_version=3)
 
@@ -304,14 +353,32 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
         "num_blocks": 100, "block_size": 16, "max_num_seqs": 5, "max_num_batched_tokens": 2048, "max_model_len": 1000,
         "num_sure_tokens": 2048, "policy": "fair", "priority_aging_s": 1.5, "fair_ttft_factor": 2.5,
         "max_prefill_delay_s": 3.5, "enable_prefix_caching": False, "cache_key": b"key", "num_scheduler_steps": 6,
-        "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False, "max_adapters": 0,
-        "weight_version": 3, "stores_blocks": True,
+        "async_scheduling": False, "num_speculative_tokens": 7, "prompt_lookup_min": 8, "whole_prompts": False,
+        "max_adapters": 0, "weight_version": 3, "stores_blocks": True, "num_places": 1000,
+        "groups": {"windows": (None,), "count": 1, "num_full": 1, "window": None},
     }  # fmt: skip
     assert limits_of(speculative="none").num_speculative_tokens == 0
     assert limits_of(adapters=AdapterSupport((), "", 8)).max_adapters == 2
     unbounded = limits_of(priority_aging=None, fair_ttft_factor=None, max_prefill_delay=None)
     bounds = (unbounded.priority_aging_s, unbounded.fair_ttft_factor, unbounded.max_prefill_delay_s)
     assert bounds == (math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_ranks", "asked", "speculative", "is_async"),
+    [
+        ("cuda:1", 1, None, "none", True), ("cuda:1", 1, None, "ngram", False), ("cuda", 2, None, "none", False),
+        ("cuda", 2, True, "none", True), ("cpu", 1, None, "none", False), ("cpu", 1, True, "none", True),
+        ("cuda", 1, False, "none", False),
+    ],
+)  # fmt: skip
+def test_steps_are_planned_ahead_on_one_gpu_without_drafts_unless_the_engine_is_told(
+    device: str, num_ranks: int, asked: bool | None, speculative: str, is_async: bool
+) -> None:
+    limits = limits_of(
+        device, tensor_parallel_size=num_ranks, async_scheduling=asked, speculative=speculative
+    )
+    assert (limits.async_scheduling, limits.num_scheduler_steps) == (is_async, 1 if is_async else 6)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def test_what_followed_the_last_time_is_guessed() -> None:
 
 def test_nothing_is_guessed_of_a_new_end() -> None:
     assert guess("") == guess("a") == guess("abcdef") == guess("abcab", shortest=3) == ""
+    assert guess("", shortest=1) == ""
 
 
 def test_of_several_places_the_one_that_agrees_the_furthest_counts() -> None:
@@ -33,6 +34,17 @@ def test_of_several_places_the_one_that_agrees_the_furthest_counts() -> None:
 
 def test_of_places_that_agree_alike_the_latest_counts() -> None:
     assert guess("abc1 abc2 abc", 1) == "2"
+
+
+def test_where_32_tokens_agree_more_of_them_do_not_count() -> None:
+    line = list(range(100, 140))
+    assert index_of([*line, 1, *line[-32:], 2, *line], window=200).guess(1) == (2,)
+    assert index_of([*line, 1, *line[-31:], 2, *line], window=200).guess(1) == (1,)
+
+
+def test_the_last_eight_places_are_looked_at() -> None:
+    assert guess("xab1" + "".join(f"{letter}ab{letter}" for letter in "cdefghi") + "xab", 1) == "1"
+    assert guess("xab1" + "".join(f"{letter}ab{letter}" for letter in "cdefghij") + "xab", 1) == "j"
 
 
 def test_a_text_that_goes_round_in_a_circle_is_guessed_to_go_on() -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.core.fake_model import FakeModel
 from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.scheduling import step_planner
 from triolet.core.scheduling.admission import stored_blocks
@@ -18,7 +18,7 @@ PROMPT = tuple(range(22))
 
 def storing_walk(store: dict[bytes, list[int]], **fields: object) -> Walk:
     walk = Walk(make_config(stores_blocks=True, **fields))
-    walk.model = FakeModel(walk.config.num_blocks, walk.config.block_size, VOCAB, store=store)
+    walk.model.store = store
     return walk
 
 
@@ -93,13 +93,49 @@ def test_nothing_is_loaded_that_other_weights_computed() -> None:
         assert walk.scheduler.counters.external_prefix_cache_hits == 0
 
 
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (5,), (None, 5), (None, 6, 6)]
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_blocks_of_all_groups_are_saved_and_loaded_together(
+    windows: tuple[int | None, ...], ahead: bool
+) -> None:
+    store: dict[bytes, list[int]] = {}
+    prompt = tuple(position % VOCAB for position in range(38))
+    for life in range(2):
+        walk = storing_walk(
+            store,
+            num_blocks=40,
+            groups=CacheGroups(windows),
+            max_num_batched_tokens=9,
+            async_scheduling=ahead,
+        )
+        entry = walk.add(prompt, 8)
+        walk.run()
+        walk.check()
+        assert entry.output_token_ids == walk.answer(entry)
+        assert {len(blocks) for blocks in store.values()} == {4 * len(windows)}
+        hits = walk.scheduler.counters.external_prefix_cache_hits
+        # Nine blocks, two in each step; of those that are loaded whole the fake model computes the last token.
+        assert hits == (9 * 4 - 4 if life else 0)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(8))
-def test_answers_are_the_same_with_a_store_that_forgets_at_random(seed: int) -> None:
+def test_answers_are_the_same_with_a_store_that_forgets_at_random(
+    seed: int, windows: tuple[int | None, ...]
+) -> None:
     dice = random.Random(seed)
     store: dict[bytes, list[int]] = {}
     hits = 0
     for _ in range(6):
-        walk = storing_walk(store, num_blocks=16, max_num_batched_tokens=dice.randint(3, 20))
+        walk = storing_walk(
+            store,
+            num_blocks=16 * len(windows),
+            groups=CacheGroups(windows),
+            max_num_batched_tokens=dice.randint(3, 20),
+        )
         for _ in range(8):
             walk.add(
                 PROMPT[: dice.randint(1, 22)] + tuple(dice.choices(range(VOCAB), k=dice.randint(0, 8))), 9
@@ -118,7 +154,7 @@ def test_a_block_under_a_wrong_key_would_be_found(monkeypatch: pytest.MonkeyPatc
         loads = stored_blocks(*arguments)  # type: ignore[arg-type]
         keys = [load.key for load in loads]
         return [
-            BlockLoad(load.row_id, load.block_id, key)
+            BlockLoad(load.row_id, load.block_ids, key)
             for load, key in zip(loads, keys[1:] + keys[:1], strict=True)
         ]
 

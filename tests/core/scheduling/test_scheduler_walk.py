@@ -33,14 +33,16 @@ class Walk:
     config: SchedulerConfig
     journal: Journal = attrs.field(factory=Journal)
     entries: list[JournalEntry] = attrs.field(factory=list)
-    result: StepResult | None = None
+    results: list[StepResult] = attrs.field(factory=list)  # not yet applied
     now_s: float = 0.0
+    num_ahead: int = 0  # plans that were made while another step was in flight
     scheduler: Scheduler = attrs.field(init=False)
     model: FakeModel = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, self.journal)
-        self.model = FakeModel(self.config.num_blocks, self.config.block_size, VOCAB)
+        config = self.config
+        self.model = FakeModel(config.num_blocks, config.block_size, VOCAB, windows=config.groups.windows)
 
     def add(self, prompt: tuple[int, ...], max_tokens: int, **fields: object) -> JournalEntry:
         """Where guesses are made, every second request is one that it pays to guess."""
@@ -60,22 +62,25 @@ class Walk:
 
     def begin(self) -> bool:
         """Plan a step and have it computed; its result is not yet applied."""
+        num_in_flight = len(self.results)
         plan = self.scheduler.plan_step(self.now_s)
         if plan is not None:
             assert plan.num_tokens <= self.config.max_num_batched_tokens
-            self.result = self.model.execute(plan)
+            assert plan.is_ahead == bool(num_in_flight)
+            self.num_ahead += plan.is_ahead
+            self.results.append(self.model.execute(plan))
         return plan is not None
 
     def end(self) -> None:
-        assert self.result is not None
-        self.scheduler.apply(self.result, self.now_s)
-        self.result = None
+        self.scheduler.apply(self.results.pop(0), self.now_s)
 
     def run(self) -> None:
         """Until nothing is left to compute."""
-        if self.result is not None:
-            self.end()
-        while self.begin():
+        while True:
+            while self.scheduler.may_plan and self.begin():
+                self.scheduler.check()
+            if not self.results:
+                return
             self.end()
             self.scheduler.check()
 
@@ -91,7 +96,12 @@ class Walk:
     def answer(self, entry: JournalEntry) -> list[int]:
         request = entry.request
         return expected_answer(
-            request.prompt_token_ids, request.seed, request.max_tokens, VOCAB, request.ending_token_ids
+            request.prompt_token_ids,
+            request.seed,
+            request.max_tokens,
+            VOCAB,
+            request.ending_token_ids,
+            windows=self.config.groups.windows,
         )
 
 
@@ -117,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         draft=st.sampled_from([0, 0, 1, 4, 7]),
         storing=st.booleans(),
+        ahead=st.booleans(),
     )
     def start(
         self,
@@ -128,6 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         draft: int,
         storing: bool,
+        ahead: bool,
     ) -> None:
         self.walk = Walk(
             make_config(
@@ -138,9 +150,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_model_len=num_blocks * block_size,
                 policy=policy,
                 enable_prefix_caching=caching,
-                num_speculative_tokens=draft,
+                num_speculative_tokens=0 if ahead else draft,
                 prompt_lookup_min=1,
                 stores_blocks=storing and caching,
+                async_scheduling=ahead,
             )
         )
 
@@ -178,22 +191,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=(3, 4, 5) if eos else (),
         )
 
-    @precondition(lambda self: self.walk.result is None)
+    @precondition(lambda self: self.walk.scheduler.may_plan)
     @rule()
     def begin_step(self) -> None:
         self.walk.begin()
 
-    @precondition(lambda self: self.walk.result is not None)
+    @precondition(lambda self: self.walk.results)
     @rule()
     def end_step(self) -> None:
         self.walk.end()
 
-    @precondition(lambda self: self.walk.result is None)
+    @precondition(lambda self: self.walk.scheduler.may_plan)
     @rule(steps=st.integers(1, 5))
     def run_steps(self, steps: int) -> None:
         for _ in range(steps):
-            if self.walk.begin():
+            if self.walk.scheduler.may_plan:
+                self.walk.begin()
+            if self.walk.results:
                 self.walk.end()
+
+    @rule(most_tokens=st.sampled_from([None, None, 1, 3]))
+    def have_memory(self, most_tokens: int | None) -> None:
+        self.walk.model.most_tokens = most_tokens
 
     @precondition(lambda self: self.walk.entries)
     @rule(choice=st.integers(0, 1000))
@@ -206,18 +225,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.walk.scheduler.expire(self.walk.now_s)
         assert all(entry.request.deadline_s > self.walk.now_s for entry in self.walk.journal)
 
-    @precondition(lambda self: self.walk.result is not None)
+    @precondition(lambda self: self.walk.results)
     @rule()
     def lose_the_scheduler(self) -> None:
-        """Its successor starts from the journal; the step in flight comes too late and changes nothing."""
+        """Its successor starts from the journal; the steps in flight come too late and change nothing."""
         walk = self.walk
-        late = walk.result
-        assert late is not None
+        late = tuple(walk.results)
         walk.scheduler = Scheduler(walk.config, walk.journal, walk.scheduler.counters)
         for entry in walk.journal:
             walk.scheduler.add(entry)
-        walk.result = None
-        walk.scheduler.apply(late, walk.now_s)
+        walk.results.clear()
+        for result in late:
+            walk.scheduler.apply(result, walk.now_s)
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -226,6 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "walk"):
+            self.walk.model.most_tokens = None
             self.walk.run()
             self.walk.check()
             pool = self.walk.scheduler.pool
@@ -238,7 +258,7 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str) -> None:
     dice = random.Random(seed)
@@ -247,9 +267,10 @@ def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str)
             num_blocks=dice.randint(12, 24),
             max_num_seqs=dice.randint(2, 6),
             policy=policy,
-            num_speculative_tokens=seed % 2 * 4,
+            num_speculative_tokens=0 if seed >= 4 else seed % 2 * 4,
             prompt_lookup_min=2,
-            stores_blocks=seed >= 2,
+            stores_blocks=seed in (2, 3, 5),
+            async_scheduling=seed >= 4,
         )
     )
     for _ in range(1250):
@@ -259,8 +280,9 @@ def test_ten_thousand_random_operations_keep_every_count(seed: int, policy: str)
     walk.check()
     assert walk.scheduler.counters.num_preemptions > 0
     assert walk.scheduler.counters.prefix_cache_hits > 0
-    assert (walk.scheduler.counters.external_prefix_cache_hits > 0) == (seed >= 2)
-    assert (sum(walk.scheduler.counters.num_accepted_tokens_per_pos) > 0) == (seed % 2 > 0)
+    assert (walk.scheduler.counters.external_prefix_cache_hits > 0) == (seed in (2, 3, 5))
+    assert (sum(walk.scheduler.counters.num_accepted_tokens_per_pos) > 0) == (seed in (1, 3))
+    assert (walk.num_ahead > 100) == (seed >= 4)
     assert walk.scheduler.pool.num_free + walk.scheduler.pool.num_cached == walk.config.num_blocks
 
 
@@ -278,7 +300,7 @@ def _random_operation(walk: Walk, dice: random.Random) -> None:
         )
     elif draw < 0.25 and walk.entries:
         walk.scheduler.abort(dice.choice(walk.entries[-12:]).serial)
-    elif walk.result is not None:
+    elif walk.results and (not walk.scheduler.may_plan or dice.random() < 0.3):
         walk.end()
     else:
         walk.begin()

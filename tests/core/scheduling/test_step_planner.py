@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stage import Stage
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
 from triolet.core.scheduling.budget import CostModel
 from triolet.core.step_plan import SampledToken, StepResult
@@ -431,3 +432,23 @@ def test_decodes_are_served_before_prompts_that_came_earlier() -> None:
     stage.add("decode", 1)
     assert stage.step() == [("first", 3, 1), ("prompt", 0, 16), ("decode", 0, 1)]
     assert stage.step() == [("first", 4, 1), ("decode", 1, 1), ("prompt", 16, 2)]
+
+
+# --------------------------------------------------------------------------- windows
+
+
+def test_a_prompt_that_its_window_holds_gets_all_its_blocks_when_it_is_admitted() -> None:
+    stage = Stage(groups=CacheGroups((20,)), max_num_batched_tokens=4)
+    stage.add("a", 16)
+    assert stage.step() == [("a", 0, 4)]
+    assert stage.pool.num_in_use == 4
+
+
+def test_a_longer_prompt_gets_as_many_blocks_as_its_window_keeps_and_gives_back_what_it_has_passed() -> None:
+    stage = Stage(groups=CacheGroups((5,)), max_num_batched_tokens=4)
+    stage.add("a", 40)
+    assert stage.step() == [("a", 0, 4)]
+    assert stage.pool.num_in_use == 2  # the token's own, and one that the four tokens before it fill
+    for start in range(4, 40, 4):
+        assert stage.step() == [("a", start, 4)]
+        assert stage.pool.num_in_use <= 2

@@ -55,8 +55,16 @@ def everything(asked: dict[str, Any]) -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("dark", 390),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("light", 390), ("light", 1200), ("dark", 1200))
+        ),
+    ],
+)
 def test_no_state_of_the_page_breaks_a_rule(
     browser: Any, server: Server, scheme: str, width: int, tmp_path: Path
 ) -> None:

@@ -60,11 +60,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 
 @asynccontextmanager
-async def open_server(**fields: Any) -> AsyncGenerator[tuple[Scene, ResponsesService]]:
+async def open_server(
+    sleep_after: float | None = None, executor: FakeExecutor | None = None, **fields: Any
+) -> AsyncGenerator[tuple[Scene, ResponsesService]]:
     config = GatewayConfig(**fields)
-    executor = FakeExecutor(num_blocks=256, block_size=4)
+    executor = executor or FakeExecutor(num_blocks=256, block_size=4)
+    engine_fields: dict[str, Any] = {"max_num_batched_tokens": 256, "sleep_after": sleep_after}
     async with (
-        fake_engine(executor, tokenizer=ChatTokenizer(), max_num_batched_tokens=256) as engine,
+        fake_engine(executor, tokenizer=ChatTokenizer(), **engine_fields) as engine,
         open_gateway(engine, config, MODELS) as gateway,
     ):
         yield Scene(engine, create_app(engine, config, gateway=gateway), gateway), gateway
@@ -85,7 +88,12 @@ async def test_the_model_of_a_body_chooses_the_engine_and_loads_it_once(
         assert loads.names == ["second"]
         assert (await chat(site, "fourth")).error == (404, "model_not_found", "model")
         listed = {one["id"]: one.get("state") for one in (await site.get("/v1/models")).json["data"]}
-    assert listed == {"triolet-nano": None, "second": "loaded", "third": "unloaded", "broken": "unloaded"}
+    assert listed == {
+        "triolet-nano": "loaded",
+        "second": "loaded",
+        "third": "unloaded",
+        "broken": "unloaded",
+    }
     assert loads.open == []
 
 
@@ -100,6 +108,57 @@ async def test_an_idle_model_is_unloaded_and_loaded_again_for_the_next_request(
         assert loads.open == []
         assert (await chat(site, "second")).status == 200
     assert loads.names == ["second", "second"]
+
+
+async def state_of_first(site: Scene) -> tuple[str, float | None]:
+    first = (await site.get("/v1/operator/models")).json["data"][0]
+    assert first["id"] == "triolet-nano"
+    return first["state"], first["unloads_in_s"]
+
+
+async def test_the_first_model_is_unloaded_when_idle_and_loaded_again_too(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    executor = FakeExecutor(num_blocks=256, block_size=4)
+    async with open_server(60.0, executor, model_idle=60.0) as (site, _):
+        await chat(site, "second")
+        await trio.sleep(50.0)
+        first = await chat(site, "triolet-nano")
+        state, unloads_in_s = await state_of_first(site)
+        assert state == "loaded" and unloads_in_s == pytest.approx(60.0, abs=1.0)
+        await trio.sleep(55.0)
+        assert (executor.num_unloads, loads.open) == (0, [])
+        await trio.sleep(6.0)
+        assert (executor.num_unloads, await state_of_first(site)) == (1, ("unloaded", None))
+        again = await chat(site, "triolet-nano")
+        assert (again.status, again.json["choices"]) == (200, first.json["choices"])
+        assert (await state_of_first(site))[0] == "loaded"
+
+
+async def test_the_first_model_is_stopped_when_its_requests_have_ended(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    executor = FakeExecutor(num_blocks=256, block_size=4)
+    answers: list[Answer] = []
+
+    async def ask(site: Scene) -> None:
+        answers.append(await chat(site, "triolet-nano"))
+
+    async with open_server(executor=executor) as (site, _):
+        assert await state_of_first(site) == ("loaded", None)
+        stop = {"model": "triolet-nano"}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, site)
+            await trio.sleep(0.02)
+            stopped = (await site.post("/v1/operator/models/stop", stop)).json
+            assert (stopped["stopping"], stopped["num_requests"]) == (True, 1)
+        assert answers[0].status == 200
+        await trio.sleep(1.0)
+        assert (executor.num_unloads, await state_of_first(site)) == (1, ("unloaded", None))
+        assert (await site.post("/v1/operator/models/stop", stop)).json["stopping"] is False
+        assert (await chat(site, "triolet-nano")).status == 200
+        await trio.sleep(1000.0)  # stopped once: it sleeps no second time by itself
+        assert await state_of_first(site) == ("loaded", None)
 
 
 async def test_with_room_for_one_the_other_waits_until_its_requests_have_ended(
@@ -186,6 +245,4 @@ async def test_an_operator_sees_and_stops_models_and_other_keys_do_not(
         await trio.sleep(1.0)
         assert loads.open == []
         assert (await site.post(f"{path}/stop", stop, headers=operator)).json["stopping"] is False
-        first = await site.post(f"{path}/stop", {"model": "triolet-nano"}, headers=operator)
-        assert first.error == (409, "model_stays_loaded", "model")
         assert (await site.post(f"{path}/stop", {"model": "x"}, headers=operator)).error[0] == 404

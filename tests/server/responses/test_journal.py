@@ -18,9 +18,11 @@ from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses.journal import (
     MAGIC,
     JournalDelta,
+    PlainDelta,
     begin_record,
     compact,
     delta_record,
+    encode,
     forget_record,
     replay,
 )
@@ -52,6 +54,11 @@ def delta(number: int, index: int) -> JournalDelta:
     )
 
 
+def plain(number: int, index: int) -> PlainDelta:
+    one = delta(number, index)
+    return number, index, one.piece.text, one.token_ids
+
+
 def journal(seed: int) -> tuple[list[bytes], dict[int, int]]:
     """Records of responses whose deltas come mixed; the number of deltas of those that are not forgotten."""
     draw = random.Random(seed)
@@ -62,9 +69,15 @@ def journal(seed: int) -> tuple[list[bytes], dict[int, int]]:
         if draw.random() < 0.03 and len(sizes) > 1:
             records.append(forget_record(number))
             del sizes[number]
-        else:
+        elif sizes[number] == 0 or draw.random() < 0.5:
             records.append(delta_record(number, delta(number, sizes[number])))
             sizes[number] += 1
+        else:
+            rows = []
+            for other in [number, *draw.choices([one for one in sizes if sizes[one]], k=draw.randrange(3))]:
+                rows.append(plain(other, sizes[other]))
+                sizes[other] += 1
+            records.append(encode(rows))
     return records, sizes
 
 
@@ -106,6 +119,33 @@ def test_a_journal_that_is_cut_off_anywhere_holds_the_whole_records_before() -> 
         assert found.num_bytes == max(end for end in ends if end <= length)
         assert not found.is_corrupt and (found.problem is None) == (length in ends)
         assert_beginnings(found.responses)
+
+
+def test_records_and_plain_deltas_keep_their_order() -> None:
+    rows: list[bytes | PlainDelta] = [
+        begun(0),
+        delta_record(0, delta(0, 0)),
+        plain(0, 1),
+        plain(0, 2),
+        delta_record(0, delta(0, 3)),
+        plain(0, 4),
+    ]
+    found = replay(MAGIC + encode(rows))
+    assert found.problem is None and tokens(found.responses[0]) == [0, 1, 2, 3, 4]
+
+
+def test_a_record_of_which_one_delta_is_wrong_adds_none_of_its_deltas() -> None:
+    begin = MAGIC + encode([begun(0), begun(1), delta_record(0, delta(0, 0)), delta_record(1, delta(1, 0))])
+    for wrong in (plain(1, 2), plain(2, 0), plain(0, 1)):
+        found = replay(begin + encode([plain(0, 1), wrong]))
+        assert found.is_corrupt and found.num_bytes == len(begin)
+        assert [len(saved.pieces) for saved in found.responses.values()] == [1, 1]
+
+
+def test_compaction_takes_the_deltas_of_ended_responses_out_of_records_of_several() -> None:
+    begin = [begun(0), begun(1), delta_record(0, delta(0, 0)), delta_record(1, delta(1, 0))]
+    data = MAGIC + encode([*begin, plain(0, 1), plain(1, 1), plain(0, 2), forget_record(0)])
+    assert compact(data, [1]) == MAGIC + encode([begin[1], begin[3], plain(1, 1)])
 
 
 def test_damage_never_changes_a_token() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -60,3 +62,40 @@ async def test_it_is_kept_for_a_while_and_not_for_ever(
         assert answers.count(b"HTTP/1.1 200") == 3
         assert KEEP_ALIVE_S - 2 < trio.current_time() - began_s < KEEP_ALIVE_S + 2
         assert_all_blocks_back(scene.engine)
+
+
+REFUSED = b'{"model":1,"messages":[{"role":2}],"tools":[{}]}'
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"no HTTP\r\n\r\n",
+        b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(REFUSED), REFUSED),
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n{",
+    ],
+)
+async def test_a_request_that_is_refused_leaves_nothing_for_the_garbage_collector(
+    request_bytes: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def ask() -> None:
+        async with connected(scene) as client:
+            await client.send_all(request_bytes)
+            assert (await rest_of(client)).startswith(b"HTTP/1.1 4")
+
+    async with serving() as scene:
+        await ask()
+        gc.collect()
+        gc.disable()
+        try:
+            await ask()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            frames = [one for one in gc.garbage if type(one) is FrameType]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert frames == []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from starlette.routing import Mount
 
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving
+from tests.source_tree import ROOT, SRC
 from triolet.config.server import GatewayConfig
 from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
@@ -32,6 +36,7 @@ async def test_the_model_is_listed_with_its_longest_sequence() -> None:
     async with serving() as scene:
         (card,) = (await scene.get("/v1/models")).json["data"]
         assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 256)
+        assert card["thinking_switch"] is None
         assert (await scene.get(f"/v1/models/{MODEL}")).json == card
         assert (await scene.get("/v1/models/a/b")).error == (404, "model_not_found", "model")
 
@@ -41,6 +46,36 @@ async def test_a_model_answers_to_its_path_too() -> None:
         names = [card["id"] for card in (await scene.get("/v1/models")).json["data"]]
         assert names == ["short", "some/where"]
         assert (await scene.get("/v1/models/some/where")).json["root"] == "short"
+
+
+FIRST_REQUESTS = """
+import trio
+from tests.server.routes.harness import HELLO, MODEL, serving
+from triolet.protocol import json
+
+def generate(kind, *_, **fields):
+    raise AssertionError(f"{kind} was not prepared")
+
+async def main():
+    async with serving() as scene:
+        json.make_dict_structure_fn = generate
+        for path, payload in (
+            ("/v1/chat/completions", {**HELLO, "max_tokens": 2}),
+            ("/v1/completions", {"model": MODEL, "prompt": "HELLO", "max_tokens": 2}),
+            ("/v1/responses", {"model": MODEL, "input": "HELLO", "max_output_tokens": 2}),
+        ):
+            print((await scene.post(path, payload)).status)
+
+trio.run(main)
+"""
+
+
+def test_the_code_that_structures_requests_is_generated_before_the_first_of_them() -> None:
+    """In a process of its own, since this one has generated it."""
+    command = [sys.executable, "-c", FIRST_REQUESTS]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SRC, ROOT)))}
+    told = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    assert told.stdout.split() == ["200", "200", "200"]
 
 
 async def test_tokens_of_a_prompt_and_back() -> None:

@@ -79,6 +79,10 @@ class ChatBackend(Protocol):
     def knows_defaults(self) -> bool:
         """True if `defaults` are those of the model; False if the server has its own."""
 
+    @property
+    def thinking_switch(self) -> str | None:
+        """Value of the chat template that `ReplyRequest.thinks` sets; None if the model has none."""
+
     async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
         """Stream an answer into `reply` and to `sink`; cancellation ends it in the model, too."""
 

@@ -10,11 +10,14 @@ import trio
 
 from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.loading import opened
-from triolet.cli.models.hub_cache import NANO, cached_models
+from triolet.cli.models.hub_cache import cached_models
 from triolet.cli.reply import Reply, explain_waiting
-from triolet.config.engine import EngineConfig
+from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
+from triolet.core.chat_template import ChatTemplate
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import AnswerEvent, AnswerParser, ReasoningPiece, TextPiece, plan_tools
+from triolet.core.tools.answer import thinking_switch_among, thinking_switch_of
+from triolet.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
@@ -86,6 +89,15 @@ class LocalBackend:
     def knows_defaults(self) -> bool:
         return True
 
+    @property
+    def thinking_switch(self) -> str | None:
+        if self._template is None:
+            return thinking_switch_of(self._engine.tokenizer)
+        try:
+            return thinking_switch_among(ChatTemplate(self._template).variables)
+        except ChatTemplateError:  # told with the first question
+            return None
+
     async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
         engine = self._engine
         plan = plan_tools(reasoning_parser=engine.reasoning_parser, form=request.form)
@@ -110,8 +122,8 @@ class LocalBackend:
     def _prompt(self, request: ReplyRequest) -> Any:
         if request.thinks is None and self._template is None:
             return request.messages
-        # The variable of most templates that can switch reasoning off; others ignore it.
-        values = {} if request.thinks is None else {"enable_thinking": request.thinks}
+        switch = self.thinking_switch
+        values = {} if request.thinks is None or switch is None else {switch: request.thinks}
         return {
             "messages": request.messages,
             "tools": None,
@@ -120,14 +132,16 @@ class LocalBackend:
         }
 
     async def models(self) -> list[ModelEntry]:
-        found = [ModelEntry(NANO, "ships with triolet")]
+        found = [ModelEntry(BUILT_IN_MODEL, "ships with triolet")]
         found += await trio.to_thread.run_sync(_cached_models)
         if all(entry.name not in (self.model, self._config.model) for entry in found):
             found.insert(0, ModelEntry(self._config.model or self.model))
         return found
 
     async def switch(self, model: str) -> None:
-        config = attrs.evolve(self._config, model=None if model == NANO else model, served_model_name=None)
+        config = attrs.evolve(
+            self._config, model=None if model == BUILT_IN_MODEL else model, served_model_name=None
+        )
         before = self._config
         # Closed first: two models may not fit into memory together.
         self._leave.set()

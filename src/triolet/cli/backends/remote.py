@@ -23,6 +23,7 @@ from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_respo
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools.answer import THINKING_SWITCHES
 
 FIRST_DELAY_S: Final = 0.25
 MAX_DELAY_S: Final = 4.0
@@ -38,6 +39,8 @@ class RemoteBackend:
     _address: ServerAddress
     model: str  # name of the model in requests
     max_model_len: int | None = None
+    # Other servers, and models that are not loaded yet, do not tell it; most templates have this one.
+    thinking_switch: str | None = THINKING_SWITCHES[0]
     # False leaves vendor events out: strict readers of the events do not know them.
     wants_vendor_events: bool = True
 
@@ -83,6 +86,7 @@ class RemoteBackend:
         if name is None or name not in cards:
             raise ServerError(f"{self._address} has no model {name!r}; it has {', '.join(cards) or 'none'}")
         self.model, self.max_model_len = name, cards[name].get("max_model_len")
+        self.thinking_switch = cards[name].get("thinking_switch", THINKING_SWITCHES[0])
 
     async def _cards(self) -> list[dict[str, Any]]:
         listed = await get_json(self._address, "/models")
@@ -153,8 +157,8 @@ class RemoteBackend:
             body["triolet_events"] = True
         for name, value in request.sampling.items():
             body[str(WIRE_NAMES[name])] = value
-        if request.thinks is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": request.thinks}
+        if request.thinks is not None and self.thinking_switch is not None:
+            body["chat_template_kwargs"] = {self.thinking_switch: request.thinks}
             if not request.thinks:
                 body["reasoning"] = {"effort": "none"}
         if request.form is not None:

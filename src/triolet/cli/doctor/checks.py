@@ -17,6 +17,7 @@ import attrs
 
 from triolet import __version__
 from triolet.cli.models.hub_cache import cached_models, size_text
+from triolet.config.processors import ROOT, VARIABLE, Processors, choose_threads, memory_nodes
 
 OK: Final = "ok"
 NOTE: Final = "note"
@@ -24,7 +25,8 @@ PROBLEM: Final = "problem"
 
 MIN_DESCRIPTORS = 1024
 MIN_FREE_BYTES = 1e9  # of memory and disk: below it even small models have no room
-CPUINFO, CPU_MAX = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup/cpu.max")
+MAX_CALIBRATIONS = 3  # that are shown
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @attrs.frozen
@@ -72,22 +74,33 @@ def versions() -> Iterator[Finding]:
 def processor() -> Iterator[Finding]:
     """Name the processor, and the part of it that this process may use."""
     names = [line.partition(":")[2].strip() for line in _lines(CPUINFO) if line.startswith("model name")]
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = Processors.read(ROOT)
+    usable, cores = len(found.usable), len(found.cores)
     text = (
         f"{names[0] if names else platform.machine()}, {usable} of {os.cpu_count()} logical processors usable"
     )
-    quota, _, period = next(iter(_lines(CPU_MAX)), "max").partition(" ")
-    if quota != "max" and int(quota) < usable * int(period):
-        share = int(quota) / int(period)
-        yield Finding(
-            "processor",
-            NOTE,
-            f"{text}, but the container may use {share:g}: more threads than that wait for it",
-        )
+    if cores < usable:
+        text += f", of {cores} cores"
+    if found.quota is not None and found.quota < usable:
+        yield Finding("processor", NOTE, f"{text}, but the container may use {found.quota:g}")
     else:
         yield Finding("processor", OK, text)
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        yield Finding("threads", NOTE, f"OMP_NUM_THREADS={threads} sets the number of threads of a step")
+    nodes = [node for node in memory_nodes(ROOT) if node & found.usable]
+    if len(nodes) > 1:
+        text = f"{len(nodes)} nodes of memory: with `--replicas {len(nodes)}` each has a replica of its own"
+        yield Finding("nodes", NOTE, f"{text}, and reads no weights of another")
+
+
+def threads() -> Iterator[Finding]:
+    """Say how many threads compute a step on the processor, and why."""
+    import torch
+
+    chosen = choose_threads(Processors.read(ROOT), os.environ.get(VARIABLE)).within(torch.get_num_threads())
+    text = f"{chosen.count} for a step on the processor: {chosen.reason}"
+    if chosen.warning is not None:
+        yield Finding("threads", NOTE, f"{text}; {chosen.warning}")
+    else:
+        yield Finding("threads", OK, text)
 
 
 def memory() -> Iterator[Finding]:
@@ -134,6 +147,22 @@ def kernels() -> Iterator[Finding]:
         else:
             reason = "its library cannot be loaded here"
         yield Finding("kernels", OK, f"not {target.name}: {reason}")
+
+
+def calibrations() -> Iterator[Finding]:
+    """Say which choices of the CPU kernels were measured here, for the models that were calibrated last."""
+    from triolet.kernels.cpu.calibration import kept_calibrations
+
+    kept = kept_calibrations()
+    if not kept:
+        yield Finding(
+            "calibration", OK, "no model has been measured here yet; the first load of each does it"
+        )
+    for path, choices in kept[: -1 - MAX_CALIBRATIONS : -1]:
+        text = ", ".join(f"{name} {value}" for name, value in choices.shown().items())
+        yield Finding("calibration", OK, f"{text}: {path}")
+    if (num_more := len(kept) - MAX_CALIBRATIONS) > 0:
+        yield Finding("calibration", OK, f"and of {num_more} more models or settings")
 
 
 def gpu() -> Iterator[Finding]:
@@ -234,8 +263,10 @@ def all_checks(*, port: int, runs: bool) -> tuple[tuple[str, Callable[[], Iterat
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("packages", versions),
         ("processor", processor),
+        ("threads", threads),
         ("memory", memory),
         ("kernels", kernels),
+        ("calibration", calibrations),
         ("gpu", gpu),
         ("caches", caches),
         ("port", lambda: free_port(port)),

@@ -130,7 +130,7 @@ def ps(address: ServerAddress, as_json: bool) -> None:
 def stop(model: str, address: ServerAddress) -> None:
     """Have a running server unload a model.
 
-    Requests that it has are answered first; the next request loads it again. The server's first model stays loaded.
+    Requests that it has are answered first; the next request loads it again.
     """
     from triolet.cli.models.running import stop_model
 

@@ -18,12 +18,12 @@ import click
 from triolet import nano
 from triolet.cli.failures import CommandFailure
 from triolet.cli.loading import Loading
+from triolet.config.engine import BUILT_IN_MODEL
 from triolet.model.folder.hub import resolve_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
-NANO: Final = "triolet-nano"
 WEIGHTS: Final = (".safetensors", ".gguf")
 SHORT_COMMIT: Final = 8  # characters
 
@@ -62,7 +62,7 @@ def list_models(*, as_json: bool) -> None:
         for model in models:
             click.echo(json.dumps(_described(model)))
         return
-    rows = [(NANO, "", "ships with triolet")]
+    rows = [(BUILT_IN_MODEL, "", "ships with triolet")]
     rows += [
         (
             one.name,
@@ -201,11 +201,11 @@ def _chosen(model: CachedModel, revision: str | None) -> list[str]:
 
 
 def _is_local(name: str) -> bool:
-    return name == NANO or os.path.exists(os.path.expanduser(name))
+    return name == BUILT_IN_MODEL or os.path.exists(os.path.expanduser(name))
 
 
 def _local_folder(name: str) -> Path:
-    return nano.PATH if name == NANO else resolve_folder(name)
+    return nano.PATH if name == BUILT_IN_MODEL else resolve_folder(name)
 
 
 def _size_of(path: Path) -> int:

@@ -15,7 +15,8 @@ import attrs
 import click
 
 from triolet import nano
-from triolet.cli.models.hub_cache import NANO, size_text
+from triolet.cli.models.hub_cache import size_text
+from triolet.config.engine import BUILT_IN_MODEL
 from triolet.model.folder.hub import resolve_folder
 from triolet.model.load import load_model
 from triolet.model.quality import Losses, compare_logits, greedy_answer, logits_of
@@ -60,7 +61,7 @@ def quantize_model(
     """
     if out.exists():
         raise click.UsageError(f"OUT must not exist; {out} does")
-    folder = nano.PATH if model == NANO else resolve_folder(model, revision=revision)
+    folder = nano.PATH if model == BUILT_IN_MODEL else resolve_folder(model, revision=revision)
     if folder.is_file():
         raise click.UsageError(f"IN must be a model folder or a hub id; {model} is a file")
     kinds = write_quantized(folder, out, form, name=Path(model).name)

@@ -65,7 +65,7 @@ async def _stop(address: ServerAddress, model: str) -> Mapping[str, Any]:
 
 def _stay(model: Mapping[str, Any]) -> str:
     """Return when a model is unloaded."""
-    if model.get("stays_loaded"):
-        return "never"
     unloads_in_s = model.get("unloads_in_s")
-    return "" if unloads_in_s is None else f"in {unloads_in_s:.0f} s"
+    if unloads_in_s is not None:
+        return f"in {unloads_in_s:.0f} s"
+    return "never" if model.get("state") == "loaded" and not model.get("num_requests") else ""

@@ -19,6 +19,8 @@ from triolet.cli.failures import CommandFailure
 PROGRAM: Final = "triolet"
 VARIABLE: Final = "_TRIOLET_COMPLETE"
 SHELLS: Final = ("bash", "zsh", "fish")
+# A zsh whose start file does not call compinit has no compdef.
+_START_ZSH: Final = "\n(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"
 
 
 def completion_script(command: click.Command, shell: str) -> str:
@@ -27,7 +29,8 @@ def completion_script(command: click.Command, shell: str) -> str:
     assert found is not None, "click knows these shells"
     completer = found(command, {}, PROGRAM, VARIABLE)
     # Not `source()`, which runs bash to ask for its version.
-    return completer.source_template % completer.source_vars()
+    script = completer.source_template % completer.source_vars()
+    return script.replace("\n", _START_ZSH, 1) if shell == "zsh" else script
 
 
 def present_shell() -> str:

@@ -7,7 +7,6 @@ give up the model and load it. A call that waits for requests computes them: the
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -215,17 +214,19 @@ class EngineOperations(EngineFacts):
     @cached_property
     def _updates(self) -> Path:
         """Folder of the folders of updated weights; removed with the engine."""
-        folder = tempfile.mkdtemp(prefix="triolet-weights-")
+        from triolet.model.folder.exchange import new_updates_folder
+
+        folder = new_updates_folder()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
+        return folder
 
     def _write_and_exchange(self, tensors: Mapping[str, Any]) -> None:
-        from triolet.model.folder.exchange import write_update
+        from triolet.model.folder.exchange import new_updates_folder, write_update
 
         self._check_can_load(1, "update_weights")
         if not tensors:
             raise InvalidRequest("tensors must hold at least one tensor; got none", field="tensors")
-        former, folder = self._weights_folder, Path(tempfile.mkdtemp(dir=self._updates)) / "weights"
+        former, folder = self._weights_folder, new_updates_folder(self._updates) / "weights"
         try:
             write_update(former, folder, tensors)
             self._exchange(folder, "keep")
@@ -326,8 +327,7 @@ class EngineOperations(EngineFacts):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached KV; False, and nothing done, while blocks are in use and may not be taken back."""
         refuse_given({"reset_connector": reset_connector})
-        assert self._core.scheduler is not None
-        return self._core.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        return self._core.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of images. Programs call it after every change of weights."""

@@ -84,6 +84,8 @@ class TemplateProgram:
             raise _as_chat_template_error(error, _line_of(error, template)) from error
         finally:
             environment.close()
+            # The compiled functions are in the dict that they have their globals from.
+            template.root_render_func.__globals__.clear()
         return "".join(pieces)
 
 

@@ -21,7 +21,7 @@ the cache-aware policy of sglang-gateway; `benchmarks/dispatch.py` replays a tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -62,7 +62,7 @@ class _Placed:
 @attrs.define(eq=False)
 class _Replica:
     costs: FirstTokenCosts
-    is_draining: bool = False
+    token_s: float  # seconds that a token of a prompt takes there now
     waiting: dict[str, _Placed] = attrs.field(factory=dict)  # in order of placement
     running: dict[str, _Placed] = attrs.field(factory=dict)
     num_queued_tokens: int = 0
@@ -89,6 +89,8 @@ class Dispatcher:
         self._block_tokens = block_tokens
         self._learns_from_placements = learns_from_placements
         self._replicas: dict[int, _Replica] = {}
+        self._taking: dict[int, _Replica] = {}  # those that take requests
+        self._unsure: dict[int, _Replica] = {}  # those that are taken to be as fast as all together
         self._requests: dict[str, _Placed] = {}
         self._all_costs = FirstTokenCosts(FIRST_TOKEN_S)
 
@@ -105,15 +107,20 @@ class Dispatcher:
         """
         known = self._replicas.get(replica)
         if known is None:
-            self._replicas[replica] = _Replica(FirstTokenCosts(FIRST_TOKEN_S))
-        elif known.is_draining:
-            known.is_draining = False
+            state = _Replica(FirstTokenCosts(FIRST_TOKEN_S), self._all_costs.token_s)
+            self._replicas[replica] = self._taking[replica] = self._unsure[replica] = state
+        elif replica not in self._taking:
+            self._taking[replica] = known
         else:
             raise InvariantViolated(f"a replica must be added once: {replica} is there")
 
     def drain_replica(self, replica: int) -> None:
         """Give a replica nothing more; what it has it keeps."""
-        self._replicas[replica].is_draining = True
+        self._taking.pop(replica, None)
+
+    def is_draining(self, replica: int) -> bool:
+        """Return True if a replica gets nothing more."""
+        return replica in self._replicas and replica not in self._taking
 
     def remove_replica(self, replica: int) -> tuple[str, ...]:
         """Forget a replica that is dead, and all that it held.
@@ -122,6 +129,8 @@ class Dispatcher:
             Its requests, to be placed anew, in the order in which they were placed.
         """
         del self._replicas[replica]
+        self._taking.pop(replica, None)
+        self._unsure.pop(replica, None)
         self.index.forget(replica)
         orphans = tuple(name for name, placed in self._requests.items() if placed.replica == replica)
         for request_id in orphans:
@@ -146,39 +155,57 @@ class Dispatcher:
         if request_id in self._requests:
             raise InvariantViolated(f"a request must be placed once: {request_id!r} is placed")
         cached = self.index.leading(hashes)
-        offers = [
-            (*self._cost(state, num_tokens, cached.get(replica, 0), now_s), state.num_held_tokens, replica)
-            for replica, state in self._replicas.items()
-            if not state.is_draining
-        ]
-        if not offers:
+        if not (costs := self._costs(num_tokens, cached, now_s)):
             return None
-        bound = (1 + TIE) * min(offers)[0]
-        _, replica, expected_s = min(
-            (held, replica, wait) for cost, wait, held, replica in offers if cost <= bound
+        bound = (1 + TIE) * min(costs)
+        _, replica, cost = min(
+            [
+                (state.num_held_tokens, replica, cost)
+                for cost, (replica, state) in zip(costs, self._taking.items(), strict=True)
+                if cost <= bound
+            ]
         )
         num_new = self._num_new(num_tokens, cached.get(replica, 0))
+        expected_s = cost - EXTERNALITY * num_new * self._replicas[replica].token_s
         self._note(request_id, _Placed(replica, num_new, num_tokens), now_s)
         if self._learns_from_placements:
             self.index.touch(replica, hashes)
         return Placement(replica, num_tokens - num_new, expected_s)
 
+    def assign(self, request_id: str, replica: int, num_tokens: int, now_s: float) -> None:
+        """Note that a replica has a request that was not placed by this dispatcher.
+
+        Args:
+            num_tokens: of prompt and answer, none of which is computed.
+        """
+        self._note(request_id, _Placed(replica, max(1, num_tokens), num_tokens), now_s)
+
     def _num_new(self, num_tokens: int, num_blocks: int) -> int:
         return max(1, num_tokens - num_blocks * self._block_tokens)  # the last token is always computed
 
-    def _cost(self, state: _Replica, num_tokens: int, num_blocks: int, now_s: float) -> tuple[float, float]:
-        """Return the cost of a replica, and the expected seconds to the first token there."""
+    def _costs(self, num_tokens: int, cached: Mapping[int, int], now_s: float) -> list[float]:
+        """Return the cost of a request at each replica that takes any.
+
+        Args:
+            cached: blocks of the request that the replicas hold, where they hold some.
+        """
+        # One loop without calls: it is most of what a decision takes.
+        costs: list[float] = []
+        for replica, state in self._taking.items():
+            token_s = state.token_s
+            num_new = self._num_new(num_tokens, cached[replica]) if replica in cached else num_tokens
+            own_s = wait_s = num_new * token_s
+            if state.waiting:
+                front = state.num_front_tokens
+                # An overdue prompt is expected to take as long again as it is overdue.
+                front_s = abs(front * token_s - (now_s - state.front_since_s))
+                wait_s = (state.num_queued_tokens - front) * token_s + front_s + own_s
+            costs.append(wait_s + EXTERNALITY * own_s)
+        return costs
+
+    def _note_speed(self, state: _Replica) -> None:
         costs = state.costs if state.costs.num_seen >= NUM_SURE else self._all_costs
-        token_s = costs.token_s + len(state.running) * costs.row_s
-        num_new = num_tokens - num_blocks * self._block_tokens
-        own_s = num_new * token_s if num_new > 0 else token_s
-        if not state.waiting:
-            return (1 + EXTERNALITY) * own_s, own_s
-        front = state.num_front_tokens
-        # An overdue prompt is expected to take as long again as it is overdue.
-        front_s = abs(front * token_s - (now_s - state.front_since_s))
-        first_token_s = (state.num_queued_tokens - front) * token_s + front_s + own_s
-        return first_token_s + EXTERNALITY * own_s, first_token_s
+        state.token_s = costs.per_token_s(len(state.running))
 
     def _note(self, request_id: str, placed: _Placed, now_s: float) -> None:
         state = self._replicas[placed.replica]
@@ -201,6 +228,21 @@ class Dispatcher:
         state.front_since_s = now_s  # whatever was done out of order: the next one begins now
         placed.is_waiting = False
         state.running[request_id] = placed
+        self._note_speed(state)
+        if state.costs.num_seen >= NUM_SURE:
+            self._unsure.pop(placed.replica, None)
+        for other in self._unsure.values():
+            self._note_speed(other)
+
+    def token_came(self, request_id: str, now_s: float) -> None:
+        """Note one more token of a request's answer, perhaps the first."""
+        placed = self._requests.get(request_id)
+        if placed is None:
+            return
+        if placed.is_waiting:
+            self.first_token(request_id, now_s)
+        placed.num_held_tokens += 1
+        self._replicas[placed.replica].num_held_tokens += 1
 
     def grow(self, request_id: str, num_tokens: int) -> None:
         """Note that a request holds more tokens, those of its answer."""
@@ -218,6 +260,7 @@ class Dispatcher:
         state.num_held_tokens -= placed.num_held_tokens
         if not placed.is_waiting:
             del state.running[request_id]
+            self._note_speed(state)
             return
         if next(iter(state.waiting)) == request_id:
             state.front_since_s = now_s

@@ -34,6 +34,9 @@ class PrefixIndex:
         """Return the number of different hashes."""
         return len(self._replicas_of)
 
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._replicas_of
+
     def num_blocks(self, replica: int) -> int:
         """Return the number of hashes of a replica."""
         return len(self._hashes_of.get(replica, ()))
@@ -50,10 +53,10 @@ class PrefixIndex:
     def touch(self, replica: int, hashes: Sequence[bytes]) -> None:
         """Note that a replica computes, or uses, all blocks of a chain."""
         held = self._hashes_of.setdefault(replica, OrderedDict())
-        replicas_of, bit = self._replicas_of, 1 << replica
+        replicas_of, bit, move_to_end = self._replicas_of, 1 << replica, held.move_to_end
         for block_hash in reversed(hashes):
             if block_hash in held:
-                held.move_to_end(block_hash)
+                move_to_end(block_hash)
             else:
                 held[block_hash] = None
                 replicas_of[block_hash] = replicas_of.get(block_hash, 0) | bit
@@ -76,18 +79,21 @@ class PrefixIndex:
     def leading(self, hashes: Sequence[bytes]) -> dict[int, int]:
         """Return how many leading blocks of a chain each replica holds; those that hold none are left out."""
         found: dict[int, int] = {}
-        holders = -1  # all, until the first block
-        depth = 0
-        for block_hash in hashes:
-            remaining = holders & self._replicas_of.get(block_hash, 0)
-            if remaining != holders and depth:
-                found.update((replica, depth) for replica in _bits(holders & ~remaining))
+        replicas_of = self._replicas_of.get
+        holders = replicas_of(hashes[0], 0) if hashes else 0
+        if not holders:
+            return found
+        for depth, block_hash in enumerate(hashes):
+            remaining = replicas_of(block_hash, 0) & holders
+            if remaining == holders:
+                continue
+            for replica in _bits(holders ^ remaining):
+                found[replica] = depth
             holders = remaining
             if not holders:
                 return found
-            depth += 1
-        if depth:
-            found.update((replica, depth) for replica in _bits(holders))
+        for replica in _bits(holders):
+            found[replica] = len(hashes)
         return found
 
     def _evict(self, replica: int) -> None:

@@ -187,9 +187,10 @@ class BlockPool:
         """Return True if the block is unreferenced and the prefix cache can find its content."""
         return block_id in self._kept and self._cached.holds(block_id, self._kept[block_id])
 
-    def is_quarantined(self, block_id: int) -> bool:
-        """Return True if the block waits for the end of a step."""
-        return any(block_id in block_ids for block_ids in self._quarantined.values())
+    @property
+    def quarantined(self) -> frozenset[int]:
+        """Blocks that wait for the end of a step."""
+        return frozenset(chain.from_iterable(self._quarantined.values()))
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks with one reference each; the caller has looked at `num_available`."""

@@ -5,17 +5,25 @@ whole beginning. The parent of a first block is the hash of the namespace (`Cach
 different namespaces never share a block. The key is secret to the process: a caller who chooses prompts cannot choose
 collisions. And a hash is only a hint: a hit compares the token ids and the parent again (vLLM's CVE-2025-25183 and
 CVE-2025-46570 are the precedents for all three).
+
+A model has one or several cache groups (`core.kv_cache.cache_groups`), and what is published together are the blocks of
+all groups for the same tokens. Each of them may be evicted alone. A beginning of n tokens is found if a request that
+goes on from there has all that it reads: in a group with full attention every block, behind a window only those that
+the token at index n sees. The other places of the table that is returned are holes. Blocks in front of them were not
+compared: what names them is the hash of the first one that was.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import attrs
 
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.cache_groups import HOLE, ONE_GROUP, CacheGroups
 from triolet.core.step_plan import BlockSave
 from triolet.errors import InvariantViolated
 
@@ -47,13 +55,24 @@ DEFAULT_NAMESPACE = CacheNamespace()
 
 @attrs.frozen
 class _Published:
-    block_id: int
+    block_ids: list[int]  # of each group; a hole where it was evicted
     parent: bytes
     token_ids: tuple[int, ...]
 
 
+OnHash = Callable[[bytes], None]
+
+
+def _ignore(block_hash: bytes) -> None:
+    pass
+
+
 class PrefixCache:
     """Published blocks of one pool.
+
+    Attributes:
+        on_publish: called with the hash of each block that can be found from now on.
+        on_forget: called with the hash of each block that can be found no longer.
 
     Args:
         num_blocks: size of the pool that is made together with it.
@@ -62,6 +81,7 @@ class PrefixCache:
         enabled: without it nothing is published, so nothing is ever found.
         weight_version: part of every namespace.
         remembers_saves: whether published blocks are remembered for `take_saves`.
+        groups: cache groups of the model.
     """
 
     def __init__(
@@ -73,10 +93,13 @@ class PrefixCache:
         enabled: bool = True,
         weight_version: int = 0,
         remembers_saves: bool = False,
+        groups: CacheGroups = ONE_GROUP,
     ) -> None:
         self.pool = BlockPool(num_blocks, on_evict=self._forget)
-        self.block_size = block_size
+        self.block_size, self.groups = block_size, groups
         self.enabled = enabled
+        self.on_publish: OnHash = _ignore
+        self.on_forget: OnHash = _ignore
         self._key = key
         self._weight_version = weight_version
         self._by_hash: dict[bytes, _Published] = {}
@@ -108,13 +131,16 @@ class PrefixCache:
             known: hashes of its leading blocks that an earlier call computed; this one adds to them. A request that
                 waits for room is looked up in every step, and its tokens only ever grow at the end.
         Returns:
-            Block ids in order, and their hashes. No reference is taken.
+            Block table, and the hashes of its blocks. No reference is taken.
         """
-        block_ids: list[int] = []
-        hashes: list[bytes] = []
         known = [] if known is None else known
         if not self.enabled:
-            return block_ids, hashes
+            return [], []
+        found: list[list[int]] = []  # of each block of tokens, those of the groups
+        # Of each group, the blocks in a row up to here that are there.
+        num_there, groups, longest = [0] * self.groups.count, self.groups, 0
+        nothing = [HOLE] * groups.count
+        num_full, quarantined = groups.num_full, self.pool.quarantined
         parent, size = root, self.block_size
         for index, start in enumerate(range(0, len(token_ids) - size, size)):
             content = tuple(token_ids[start : start + size])
@@ -123,33 +149,64 @@ class PrefixCache:
             block_hash = known[index]
             published = self._by_hash.get(block_hash)
             if published is None or published.token_ids != content or published.parent != parent:
+                there = nothing
+            elif quarantined:
+                there = [HOLE if one in quarantined else one for one in published.block_ids]
+            else:
+                there = published.block_ids
+            if num_full and HOLE in there[:num_full]:
                 break
-            if self.pool.is_quarantined(published.block_id):
-                break
-            block_ids.append(published.block_id)
-            hashes.append(block_hash)
+            found.append(there)
             parent = block_hash
-        return block_ids, hashes
+            if groups.window is None:
+                longest += 1
+                continue
+            num_there = [
+                0 if one == HOLE else number + 1 for number, one in zip(num_there, there, strict=True)
+            ]
+            if min(num_there) >= index + 1 - groups.num_behind((index + 1) * size, size):
+                longest = index + 1
+        return self._table(found[:longest]), known[:longest]
+
+    def _table(self, found: list[list[int]]) -> list[int]:
+        """Return the block table of what was found, with holes where no window reaches."""
+        groups = self.groups
+        if groups.window is None:
+            return list(chain.from_iterable(found))
+        num_behind = groups.num_behind(len(found) * self.block_size, self.block_size)
+        holes = [HOLE] * (groups.count - groups.num_full)
+        table: list[int] = []
+        for index, block_ids in enumerate(found):
+            table += block_ids[: groups.num_full] + holes if index < num_behind else block_ids
+        return table
 
     def publish(
-        self, block_id: int, parent: bytes, token_ids: tuple[int, ...], owner: str | None = None
+        self, block_ids: Sequence[int], parent: bytes, token_ids: tuple[int, ...], owner: str | None = None
     ) -> bytes:
-        """Let others find a full block in use that has been computed.
+        """Let others find full blocks in use that have been computed.
 
         Args:
+            block_ids: of these tokens, one of each group.
             owner: name of the key that computed it, see `BlockPool`.
         Returns:
             Its hash, the parent of the next block.
         """
+        block_hash = self.chain(parent, token_ids)
+        if not self.enabled:
+            return block_hash
+        published = self._by_hash.get(block_hash)
+        if published is None:
+            published = self._by_hash[block_hash] = _Published([HOLE] * self.groups.count, parent, token_ids)
+            self.on_publish(block_hash)
+            if self._saves is not None:
+                self._saves.append(BlockSave(tuple(block_ids), block_hash))
         # The first block of a content stays the one that is found: a second is not published, and becomes
         # free when released.
-        block_hash = self.chain(parent, token_ids)
-        if self.enabled and block_hash not in self._by_hash:
-            self._by_hash[block_hash] = _Published(block_id, parent, token_ids)
-            self._hash_of[block_id] = block_hash
-            self.pool.keep(block_id, owner)
-            if self._saves is not None:
-                self._saves.append(BlockSave(block_id, block_hash))
+        for group, block_id in enumerate(block_ids):
+            if published.block_ids[group] == HOLE:
+                published.block_ids[group] = block_id
+                self._hash_of[block_id] = block_hash
+                self.pool.keep(block_id, owner)
         return block_hash
 
     def take_saves(self) -> tuple[BlockSave, ...]:
@@ -161,12 +218,19 @@ class PrefixCache:
         return saves
 
     def _forget(self, block_id: int) -> None:
-        del self._by_hash[self._hash_of.pop(block_id)]
+        block_hash = self._hash_of.pop(block_id)
+        left = self._by_hash[block_hash].block_ids
+        left[left.index(block_id)] = HOLE
+        if left.count(HOLE) == len(left):
+            del self._by_hash[block_hash]
+            self.on_forget(block_hash)
 
     def reset(self) -> bool:
         """Forget everything; False, and nothing done, while any block is in use or quarantined."""
         if self.pool.num_in_use or self.pool.num_quarantined:
             return False
+        for block_hash in self._by_hash:
+            self.on_forget(block_hash)
         self._by_hash.clear()
         self._hash_of.clear()
         if self._saves is not None:
@@ -180,7 +244,12 @@ class PrefixCache:
         Raises:
             InvariantViolated: they do not.
         """
-        there = {published.block_id: block_hash for block_hash, published in self._by_hash.items()}
+        there = {
+            block_id: block_hash
+            for block_hash, published in self._by_hash.items()
+            for block_id in published.block_ids
+            if block_id != HOLE
+        }
         if there != self._hash_of or self.pool.kept_block_ids != self._hash_of.keys():
             raise InvariantViolated(
                 f"published blocks must agree: {len(there)} by hash, {len(self._hash_of)} by block, "

@@ -23,6 +23,29 @@ REJECTED = "rejected"
 
 
 @attrs.frozen(kw_only=True)
+class ReplicaStatistics:
+    """Counts of one replica of an engine; see `EngineStatistics`.
+
+    Args:
+        replica: its number, from 0 on.
+        is_living: whether it computes; False while it restarts.
+        is_parked: whether it is one of `autoscale` that is not needed now, or has no worker.
+    """
+
+    replica: int
+    is_living: bool
+    is_parked: bool = False
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_blocks_total: int
+    kv_blocks_in_use: int
+    steps: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+
+
+@attrs.frozen(kw_only=True)
 class EngineStatistics:
     """Counts of one engine at one moment. Free + cached + in use + quarantined blocks are always the total.
 
@@ -57,6 +80,8 @@ class EngineStatistics:
         sleep_level: level of the sleep that the engine is in or falls into; None while it is awake.
         is_paused: whether generation is paused.
         num_lost_records: records that are missing in the file of `record`.
+        replicas: counts of each replica; empty for an engine that has only one, without a number.
+        num_moved_requests: times that a request went on at another replica after the death of its own, since the start.
         engine_index: number of the engine among those that are open in this process; the metrics' label `engine`.
         longest_task_step_s: longest time between two checkpoints of any task in the program, seconds, since the start;
             no other task runs meanwhile.
@@ -91,6 +116,8 @@ class EngineStatistics:
     sleep_level: int | None = None
     is_paused: bool = False
     num_lost_records: int = 0
+    replicas: tuple[ReplicaStatistics, ...] = ()
+    num_moved_requests: int = 0
     # These depend on the process and the machine: two snapshots are equal if the engines did the same.
     engine_index: int = attrs.field(default=0, eq=False)
     longest_task_step_s: float = attrs.field(default=0.0, eq=False)

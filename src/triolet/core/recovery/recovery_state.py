@@ -15,7 +15,7 @@ import attrs
 
 from triolet.core.request.request import Request
 from triolet.core.step_plan import StepPlan
-from triolet.errors import RequestFailed
+from triolet.errors import RequestFailed, RunnerDied
 
 # Out-of-memory backoff: steps are smaller at once after an out-of-memory error, then doubled step by step.
 #
@@ -105,10 +105,16 @@ class OomBackoff:
 # log2(n) more crashes. The older half is computed first: its success costs nothing, and the newest request is
 # the likelier culprit.
 #
+# A crash that something outside has caused, such as a kill, makes none of them a suspect at once; a request that is in
+# two of them is one. With several replicas suspects stay where they are, and others go on elsewhere
+# (`core.replicas.replica_table`).
+#
 # Crashes during a bisection are explained, and so, once the culprit is found, are those before it: they do
 # not count against the supervisor's restart limit. Every one of them halves the set, so their number is
 # bounded.
 MAX_CRASHES = 2
+
+SIGKILL, SIGTERM = 9, 15  # of POSIX
 
 
 @attrs.frozen
@@ -120,13 +126,18 @@ class CrashOutcome:
 
 
 @attrs.define
-class _Candidate:
+class Candidate:
     """A request that was in a step which crashed the runner."""
 
     mark: int = 0  # computed tokens at which it is cleared
     num_crashes: int = 0  # crashes that it was in
-    num_alone: int = 0  # crashes in which it was the only row
+    num_alone: int = 0  # crashes that may be its doing in which it was the only row
     num_counted: int = 0  # crashes that it was in and that count against the restart limit
+    num_internal: int = 0  # crashes that it was in and that may be its doing
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.num_internal > 0 or self.num_crashes >= MAX_CRASHES
 
 
 class PoisonBisection:
@@ -138,7 +149,7 @@ class PoisonBisection:
 
     def __init__(self) -> None:
         self.crashed: set[int] = set()
-        self._candidates: dict[int, _Candidate] = {}
+        self._candidates: dict[int, Candidate] = {}
         self._attempt: set[int] = set()
         self._next_half: set[int] = set()
 
@@ -151,21 +162,43 @@ class PoisonBisection:
         """Return True if a request may be computed now."""
         return not self._attempt or serial in self._attempt
 
-    def step_failed(self, marks: Mapping[int, int], *, num_rows: int) -> CrashOutcome:
+    @property
+    def suspects(self) -> frozenset[int]:
+        """Requests that may crash the runner again: not cleared since a crash that nothing outside explains."""
+        return frozenset(serial for serial, candidate in self._candidates.items() if candidate.is_suspect)
+
+    def release(self, serial: int) -> Candidate | None:
+        """Forget a request that goes on elsewhere, and return what is known of it."""
+        self.crashed.discard(serial)
+        candidate = self._candidates.get(serial)
+        if candidate is not None:
+            self._clear([serial])
+        return candidate
+
+    def adopt(self, serial: int, candidate: Candidate) -> None:
+        """Take a request over with what another search has learned of it."""
+        self.crashed.add(serial)
+        self._candidates[serial] = candidate
+
+    def step_failed(
+        self, marks: Mapping[int, int], *, num_rows: int, is_external: bool = False
+    ) -> CrashOutcome:
         """Record a crash of the runner in a step, and return what follows from it.
 
         Args:
             marks: by serial of the live requests of the step, how many of their tokens it would have computed.
             num_rows: rows of the step, with those of requests that have ended since.
+            is_external: whether something outside of the runner has ended it.
         """
         is_bisecting = self.is_bisecting
         self.crashed |= marks.keys()
         for serial, mark in marks.items():
-            candidate = self._candidates.setdefault(serial, _Candidate())
+            candidate = self._candidates.setdefault(serial, Candidate())
             candidate.mark = max(candidate.mark, mark)
             candidate.num_crashes += 1
-            candidate.num_alone += num_rows == 1
+            candidate.num_alone += num_rows == 1 and not is_external
             candidate.num_counted += not is_bisecting
+            candidate.num_internal += not is_external
         repeated = [serial for serial in marks if self._candidates[serial].num_crashes >= MAX_CRASHES]
         if (
             num_rows == 1
@@ -259,8 +292,11 @@ StepKind = tuple[int, int, int]
 
 def step_kind(plan: StepPlan) -> StepKind:
     """Return the kind of a plan's steps: bit lengths of its rows, tokens, and tokens attended to."""
-    num_attended = sum(row.start + row.num_tokens for row in plan.rows)
-    return len(plan.rows).bit_length(), plan.num_tokens.bit_length(), num_attended.bit_length()
+    num_tokens = num_earlier = 0
+    for row in plan.rows:
+        num_tokens += row.num_tokens
+        num_earlier += row.start
+    return len(plan.rows).bit_length(), num_tokens.bit_length(), (num_earlier + num_tokens).bit_length()
 
 
 @attrs.define
@@ -335,6 +371,12 @@ def _percentile(times: Counter[int]) -> float:
         if num_above < 0:
             break
     return float(2 ** (index / BINS_PER_OCTAVE))
+
+
+def is_external(error: BaseException) -> bool:
+    """Return True if something outside has ended the process of the runner: no step sends itself such a signal."""
+    # An out-of-memory killer is outside as well; a request that calls for it again is found at the second time.
+    return isinstance(error, RunnerDied) and not error.is_hang and error.signal in (SIGKILL, SIGTERM)
 
 
 def crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:

@@ -132,8 +132,13 @@ class RestartLog:
 
     def note_start(self, actor: str) -> None:
         """Record that an actor serves, for the first time or again."""
-        if actor in self.restarting:
-            self.restarting.discard(actor)
+        self.forget((actor,))
+
+    def forget(self, actors: Iterable[str]) -> None:
+        """Record that actors are not being restarted any more."""
+        num_before = len(self.restarting)
+        self.restarting.difference_update(actors)
+        if len(self.restarting) != num_before:
             self.on_change()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from triolet.core.request.lora import AdapterSupport
@@ -52,17 +54,20 @@ class ModelInfo:
         vocab_size: token ids are below it.
         max_position: longest sequence that the model can place, tokens.
         max_model_len: longest sequence of this engine, tokens: as configured, or what model and KV cache allow.
-        num_kv_blocks: blocks that the KV tensors have.
+        num_kv_blocks: blocks that the KV tensors have, together for all cache groups.
         block_size: tokens in a block.
         dtype: of weights and KV.
         device: of weights and KV.
         cpu_kernels: kind of CPU that the C++ kernels are compiled for, such as `avx2`; None if torch is used instead.
+        calibration: choices of the C++ kernels that were measured for this model and machine, by name, see
+            `EngineConfig.calibration`; empty without them.
         generation: default sampling parameters of the model.
         process_id: of the model's process, if it is not the engine's own.
         generates: whether it generates text.
         pooling: what it computes for pooled requests; None if it only generates.
         adapters: what LoRA adapters may change; None if the engine takes none.
         soft_prompts: shapes that soft prompts must fit; None if the model takes none.
+        cache_windows: window of each cache group, tokens, None for full attention; see `core.kv_cache.cache_groups`.
     """
 
     folder: str
@@ -76,12 +81,14 @@ class ModelInfo:
     dtype: str
     device: str
     cpu_kernels: str | None = None
+    calibration: Mapping[str, int] = attrs.field(factory=dict)
     generation: GenerationDefaults = GenerationDefaults()
     process_id: int | None = None
     generates: bool = True
     pooling: PoolingInfo | None = None
     adapters: AdapterSupport | None = None
     soft_prompts: SoftPromptSupport | None = None
+    cache_windows: tuple[int | None, ...] = (None,)
 
     @property
     def tasks(self) -> tuple[str, ...]:

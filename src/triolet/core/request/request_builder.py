@@ -34,7 +34,7 @@ from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
-from triolet.core.tools.answer import reasoning_parser_named
+from triolet.core.tools.answer import TemplateOwner, reasoning_parser_named
 from triolet.core.tools.reasoning import REASONING_FORMATS
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
@@ -266,14 +266,14 @@ class RequestBuilder:
             budget = None
         if grammar is None and budget is None:
             return None
-        thinking = yield from self._thinking_rules(budget, prompt_token_ids)
+        thinking = yield from self._thinking_rules(budget, prompt_token_ids, is_bound=grammar is not None)
         if grammar is not None:
             grammar.check_size(self.config.max_grammar_bytes)
             yield grammar
         return Constraint(grammar=grammar, thinking=thinking)
 
     def _thinking_rules(
-        self, budget: int | None, prompt_token_ids: Sequence[int]
+        self, budget: int | None, prompt_token_ids: Sequence[int], *, is_bound: bool
     ) -> Generator[Need, Tokenized | None, ThinkingRules | None]:
         tokenizer = self.model.tokenizer
         name = reasoning_parser_named(self.config.reasoning_parser, tokenizer)
@@ -295,12 +295,17 @@ class RequestBuilder:
         tail = tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
         if tail.rstrip().endswith(marks.closing):  # the template was told not to let the model think
             return None
+        is_open = marks.is_implied or marks.is_open_after(tail)
+        # A template that opens reasoning itself has done so if there is to be any, unless a budget is given for it.
+        opens_itself = isinstance(tokenizer, TemplateOwner) and marks.is_open_after(tokenizer.thinking_prompt)
+        if is_bound and budget is None and opens_itself and not is_open:
+            return None
         ids = yield from self._encoded(Tokenize(None, marks=(marks.opening, marks.closing)))
         opening, closing = ids.marks_token_ids
         return ThinkingRules(
             opening_token_ids=opening,
             closing_token_ids=closing,
-            is_open=marks.is_implied or marks.is_open_after(tail),
+            is_open=is_open,
             budget=budget,
         )
 

@@ -40,8 +40,8 @@ class ContextFreeTokenizer(TokenizerInterface, Protocol):
 class SerializableTokenizer(Protocol):
     """Tokenizer that can be written out for another program."""
 
-    def tokenizer_json(self) -> str:
-        """Return the tokenizer in Hugging Face's format (tokenizer.json)."""
+    def tokenizer_json(self) -> bytes:
+        """Return the tokenizer in Hugging Face's format (tokenizer.json), UTF-8; takes no time."""
         ...
 
 

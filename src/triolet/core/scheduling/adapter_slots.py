@@ -46,10 +46,17 @@ class AdapterSlots:
         self._now_s = 0.0
 
     def begin_step(
-        self, running: Iterable[Sequence], waiting: Iterable[Sequence], now_s: float
+        self,
+        running: Iterable[Sequence],
+        waiting: Iterable[Sequence],
+        now_s: float,
+        *,
+        may_preempt: bool = True,
     ) -> str | None:
         """Prepare to plan a step.
 
+        Args:
+            may_preempt: whether the requests of the adapter that is returned are preempted now.
         Returns:
             Digest of the adapter whose running requests must be preempted, if another one has waited too long for a
             slot.
@@ -71,7 +78,8 @@ class AdapterSlots:
         if self._has_free_slot:
             return None
         victim = min(self._taken_s, key=self._taken_s.__getitem__)
-        del self._taken_s[victim]
+        if may_preempt:
+            del self._taken_s[victim]
         return victim
 
     @property

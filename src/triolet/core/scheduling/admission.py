@@ -12,6 +12,7 @@ import attrs
 
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.cache_groups import HOLE
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.request.param_validation import refuse
 from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters
@@ -202,7 +203,7 @@ MAX_HELD = 256
 """Most requests deferred to the end of the same step: finding the next one takes a look at each."""
 
 Found = tuple[list[int], list[bytes]]
-"""Block ids in order, and the hashes of those that have one. No reference is taken."""
+"""Block table, and the hashes of the blocks that have one. No reference is taken."""
 
 
 def find_computed(cache: PrefixCache, sequence: Sequence, leader: Sequence | None) -> Found:
@@ -218,8 +219,18 @@ def find_computed(cache: PrefixCache, sequence: Sequence, leader: Sequence | Non
     if leader is None or leader.row_id is None:
         return [], []
     num_shared = min(leader.num_computed_tokens, len(entry.request.prompt_token_ids), entry.num_tokens - 1)
-    num_blocks = num_shared // cache.block_size
-    return leader.block_table[:num_blocks], leader.block_hashes[:num_blocks]
+    num_blocks, groups = num_shared // cache.block_size, cache.groups
+    table = leader.block_table[: num_blocks * groups.count]
+    if groups.window is None:
+        return table, leader.block_hashes[:num_blocks]
+    num_passed = groups.num_behind(num_blocks * cache.block_size, cache.block_size)
+    if num_passed < leader.num_passed_blocks:
+        return [], []  # a window of the leader has gone on
+    for index in range(leader.num_passed_blocks, num_passed):
+        table[index * groups.count + groups.num_full : (index + 1) * groups.count] = [HOLE] * (
+            groups.count - groups.num_full
+        )
+    return table, leader.block_hashes[:num_blocks]
 
 
 def prefix_root(cache: PrefixCache, sequence: Sequence) -> bytes:
@@ -235,25 +246,57 @@ def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
     Args:
         found: ids of the blocks that need not be computed.
     """
-    needed = -(-entry.num_tokens // cache.block_size) - len(found)
+    groups, size = cache.groups, cache.block_size
+    if groups.window is None:
+        needed = -(-entry.num_tokens // size) * groups.count
+    else:
+        needed = groups.num_needed(entry.num_tokens, size) + found.count(HOLE)
     revived = sum(map(cache.pool.is_cached, found))
-    return needed + revived <= cache.pool.num_available
+    return needed - len(found) + revived <= cache.pool.num_available
 
 
 def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
     """Publish the blocks that have been filled."""
     if not cache.enabled:
         return
-    size, entry = cache.block_size, sequence.entry
+    size, count, entry = cache.block_size, cache.groups.count, sequence.entry
     for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
         parent = sequence.block_hashes[-1] if index else prefix_root(cache, sequence)
         content = entry.tokens(index * size, (index + 1) * size)
-        block_hash = cache.publish(sequence.block_table[index], parent, content, entry.request.owner)
+        block_ids = sequence.block_table[index * count : (index + 1) * count]
+        block_hash = cache.publish(block_ids, parent, content, entry.request.owner)
         sequence.block_hashes.append(block_hash)
     num_published = min(len(sequence.block_hashes), len(entry.request.prompt_token_ids) // size) * size
     entry.num_cache_creation_tokens = max(
         entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
     )
+
+
+def held_blocks(sequence: Sequence) -> list[int]:
+    """Return the blocks of a sequence, without the holes of its table."""
+    if not sequence.num_passed_blocks:
+        return sequence.block_table
+    return [block_id for block_id in sequence.block_table if block_id != HOLE]
+
+
+def release_passed(cache: PrefixCache, sequence: Sequence, step_id: int | None) -> None:
+    """Give back the blocks of a running request that its window has passed.
+
+    Args:
+        step_id: last step in flight, which may still name them.
+    """
+    groups, first = cache.groups, sequence.num_passed_blocks
+    end = groups.num_behind(sequence.num_computed_tokens, cache.block_size)
+    if end <= first:
+        return
+    released: list[int] = []
+    holes = [HOLE] * (groups.count - groups.num_full)
+    for index in range(first, end):
+        places = slice(index * groups.count + groups.num_full, (index + 1) * groups.count)
+        released += sequence.block_table[places]
+        sequence.block_table[places] = holes
+    sequence.num_passed_blocks = end
+    cache.pool.release(released, step_id=step_id)
 
 
 def stored_blocks(cache: PrefixCache, sequence: Sequence, num_tokens: int) -> list[BlockLoad]:
@@ -262,7 +305,7 @@ def stored_blocks(cache: PrefixCache, sequence: Sequence, num_tokens: int) -> li
     Args:
         num_tokens: tokens that the step has of it. The last token of all is computed: something is sampled after it.
     """
-    size, entry, begin = cache.block_size, sequence.entry, sequence.num_computed_tokens
+    size, entry, begin = cache.block_size, sequence.entry, sequence.num_expected_tokens
     last = min(begin + num_tokens, entry.num_tokens - 1) // size
     may_read = cache.enabled and entry.reads_prefix_cache and begin % size == 0
     if sequence.row_id is None or not may_read:
@@ -271,23 +314,33 @@ def stored_blocks(cache: PrefixCache, sequence: Sequence, num_tokens: int) -> li
     for index in range(len(known), last):
         parent = known[-1] if known else prefix_root(cache, sequence)
         known.append(cache.chain(parent, entry.tokens(index * size, (index + 1) * size)))
-    table = sequence.block_table
-    return [BlockLoad(sequence.row_id, table[index], known[index]) for index in range(begin // size, last)]
+    table, count = sequence.block_table, cache.groups.count
+    return [
+        BlockLoad(sequence.row_id, tuple(table[index * count : (index + 1) * count]), known[index])
+        for index in range(begin // size, last)
+    ]
 
 
 @attrs.define
 class PrefixesInStep:
-    """Prefixes that the step being planned computes, and the requests deferred until it has."""
+    """Prefixes that the step being planned computes, or the one in flight, and the requests deferred until it has."""
 
     cache: PrefixCache
     # Serials of the requests deferred to the end of this step.
     held: set[int] = attrs.field(factory=set, init=False)
     _by_next_hash: dict[bytes, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
+    _in_flight: dict[bytes, tuple[Sequence, int]] = attrs.field(factory=dict, init=False)
 
-    def begin_step(self) -> None:
-        """Forget the last step."""
+    def begin_step(self, *, is_ahead: bool = False) -> None:
+        """Forget the last step, unless it is in flight."""
         self.held.clear()
-        self._by_next_hash.clear()
+        self._by_next_hash = {}
+        if not is_ahead:
+            self._in_flight = {}
+
+    def end_planning(self) -> None:
+        """Note that the step being planned is in flight from now on; what was in flight is done when it begins."""
+        self._by_next_hash, self._in_flight = {}, self._by_next_hash
 
     @property
     def is_full(self) -> bool:
@@ -298,7 +351,7 @@ class PrefixesInStep:
         """Note how many tokens of a request the step computes."""
         size, entry, index = self.cache.block_size, sequence.entry, len(sequence.block_hashes)
         if self.cache.enabled and num_tokens >= size:
-            end = (sequence.num_computed_tokens + num_tokens) // size
+            end = min(sequence.num_expected_tokens + num_tokens, entry.num_tokens) // size
             parent = sequence.block_hashes[-1] if index else prefix_root(self.cache, sequence)
             next_hash = self.cache.chain(parent, entry.tokens(index * size, (index + 1) * size))
             self._by_next_hash.setdefault(next_hash, (sequence, end * size))
@@ -310,13 +363,14 @@ class PrefixesInStep:
             sequence: a waiting request.
             found: blocks of it that are cached now.
         """
-        entry, index = sequence.entry, len(found[0])
+        entry, index = sequence.entry, len(found[0]) // self.cache.groups.count
         begin = index * self.cache.block_size
-        if not (self._by_next_hash and entry.reads_prefix_cache and index < len(sequence.known_hashes)):
+        if not (entry.reads_prefix_cache and index < len(sequence.known_hashes)):
             return False
-        other, end = self._by_next_hash.get(sequence.known_hashes[index], (None, 0))
-        if other is None:
+        next_hash = sequence.known_hashes[index]
+        if (underway := self._in_flight.get(next_hash) or self._by_next_hash.get(next_hash)) is None:
             return False
+        other, end = underway
         end = min(end, (entry.num_tokens - 1) // self.cache.block_size * self.cache.block_size)
         pairs = zip(other.entry.tokens(begin, end), entry.tokens(begin, end), strict=True)
         num_same = next((i for i, (a, b) in enumerate(pairs) if a != b), end - begin)
@@ -381,18 +435,26 @@ class RequestQueues:
             block_ids: full blocks with its beginning, which it shares from now on.
             hashes: of these blocks.
         """
+        config, groups = self._config, self._config.groups
         self.waiting.remove(sequence)
-        self._pool.share(block_ids)
-        num_cached_tokens = len(block_ids) * self._config.block_size
-        sequence.begin(self._free_rows.pop(), block_ids, hashes, num_cached_tokens)
+        num_cached_tokens = len(block_ids) // groups.count * config.block_size
+        num_passed = 0
+        if groups.window is not None:
+            num_passed = groups.num_behind(num_cached_tokens, config.block_size)
+        sequence.begin(self._free_rows.pop(), block_ids, hashes, num_cached_tokens, num_passed)
+        self._pool.share(held_blocks(sequence))
         insort(self.running, sequence, key=by_order)
         self.waiting.started(sequence)
 
-    def preempt(self, victim: Sequence) -> None:
-        """Move a running request that no step works on back to the waiting queue, at its old place."""
-        assert victim.num_scheduled_tokens == 0
+    def preempt(self, victim: Sequence, step_id: int | None = None) -> None:
+        """Move a running request that no step works on back to the waiting queue, at its old place.
+
+        Args:
+            step_id: a void step in flight that names its blocks; they are free when it ends.
+        """
+        assert victim.num_scheduled_tokens == victim.num_assumed_tokens == 0
         self.running.remove(victim)
-        self._take_back(victim, step_id=None)
+        self._take_back(victim, step_id)
         del self.by_epoch[victim.entry.epoch]
         self.by_epoch[self._journal.begin_stay(victim.entry)] = victim
         self.waiting.add(victim)
@@ -403,7 +465,7 @@ class RequestQueues:
         """Remove a request that has ended.
 
         Args:
-            step_id: the step in flight; the blocks of a running request are free when this step ends.
+            step_id: the last step in flight; the blocks of a running request are free when this step ends.
         """
         del self.live[sequence.entry.serial]
         del self.by_epoch[sequence.entry.epoch]
@@ -416,7 +478,7 @@ class RequestQueues:
     def _take_back(self, sequence: Sequence, step_id: int | None) -> None:
         """Free the row and the blocks; everything must be computed again."""
         assert sequence.row_id is not None
-        self._pool.release(sequence.block_table, step_id=step_id)
+        self._pool.release(held_blocks(sequence), step_id=step_id)
         self._free_rows.append(sequence.row_id)
         self._ended_rows.append(sequence.row_id)
         if self.waiting.keeps_accounts:
@@ -424,7 +486,8 @@ class RequestQueues:
         # A plan may still hold the sequence; without a row and scheduled tokens it is skipped there.
         sequence.row_id = None
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = sequence.num_planned_blocks = 0
-        sequence.block_table, sequence.block_hashes = [], []
+        sequence.num_assumed_tokens = sequence.num_unknown_tokens = 0
+        sequence.block_table, sequence.block_hashes, sequence.num_passed_blocks = [], [], 0
 
     def take_ended_rows(self) -> tuple[int, ...]:
         """Return the rows freed since the last call, for the runner to forget."""

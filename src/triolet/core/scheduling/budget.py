@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Protocol
 
 import attrs
 
+from triolet.core.kv_cache.cache_groups import ONE_GROUP, CacheGroups
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan
 
@@ -59,6 +61,16 @@ class SchedulerLimits(Protocol):
         ...
 
     @property
+    def async_scheduling(self) -> bool | None:
+        """True to plan a step while another one is in flight; None for the default of device and runner."""
+        ...
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Processes that compute the model together."""
+        ...
+
+    @property
     def speculative(self) -> str:
         """Method of speculative decoding, or `none`."""
         ...
@@ -93,11 +105,12 @@ class SchedulerLimits(Protocol):
 class SchedulerConfig:
     """The limits of a step and of a sequence."""
 
-    num_blocks: int  # blocks of the KV cache
+    num_blocks: int  # blocks of the KV cache, whichever cache group takes them
     block_size: int  # tokens in a block
     max_num_seqs: int  # rows of the runner's table
     max_num_batched_tokens: int  # token budget of a step
     max_model_len: int  # longest sequence, tokens; `num_blocks` hold at least one such sequence
+    groups: CacheGroups = ONE_GROUP  # cache groups of the model
     # Tokens that a step may have however long it takes; with more it must fit into `max_prefill_delay_s`.
     num_sure_tokens: int = 2**31
     policy: str = "fcfs"  # `fcfs`, `priority` or `fair`
@@ -111,12 +124,19 @@ class SchedulerConfig:
     cache_key: bytes = b""  # secret of the prefix hashes
     weight_version: int = 0  # of the weights that compute the KV
     num_scheduler_steps: int = 1  # most steps that one plan is for
+    async_scheduling: bool = False  # whether a step is planned while the one before it is in flight
     num_speculative_tokens: int = 0  # longest draft; 0 for none
     prompt_lookup_min: int = 3  # last tokens that must have occurred before for a draft
     # True if tokens attend in both directions: a prompt is computed in one step, and nothing of it is kept.
     whole_prompts: bool = False
     max_adapters: int = 0  # different LoRA adapters in a step; 0 for a model without them
     stores_blocks: bool = False  # whether the runner has a prefix store
+    # Tokens that a sequence may have at most: as many as the model may, and as the cache can hold.
+    num_places: int = attrs.field(init=False)
+
+    @num_places.default
+    def _num_places(self) -> int:
+        return min(self.max_model_len, self.groups.longest(self.num_blocks, self.block_size))
 
     @classmethod
     def of(
@@ -125,6 +145,12 @@ class SchedulerConfig:
         """Return the limits for a loaded model."""
         device = info.device.partition(":")[0]
         whole_prompts = info.pooling is not None and info.pooling.needs_whole_prompts
+        # On a CPU, runs give the same without a plan for each step. Ranks of a group get a plan when all have answered
+        # the one before it, and are better served with runs, too. A draft needs the tokens before it.
+        is_async = limits.async_scheduling
+        if is_async is None:
+            is_alone = limits.tensor_parallel_size == 1
+            is_async = device == "cuda" and is_alone and limits.speculative == "none"
         return cls(
             num_blocks=info.num_kv_blocks,
             block_size=info.block_size,
@@ -132,6 +158,7 @@ class SchedulerConfig:
             max_num_batched_tokens=limits.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
             num_sure_tokens=limits.max_num_batched_tokens or SURE_TOKENS.get(device, DEFAULT_BATCHED_TOKENS),
             max_model_len=info.max_model_len,
+            groups=_groups_of(info.cache_windows),
             policy=limits.policy,
             priority_aging_s=_or_never(limits.priority_aging),
             fair_ttft_factor=_or_never(limits.fair_ttft_factor),
@@ -140,12 +167,18 @@ class SchedulerConfig:
             whole_prompts=whole_prompts,
             cache_key=cache_key,
             weight_version=weight_version,
-            num_scheduler_steps=limits.num_scheduler_steps,
+            num_scheduler_steps=1 if is_async else limits.num_scheduler_steps,
+            async_scheduling=is_async,
             num_speculative_tokens=0 if limits.speculative == "none" else limits.num_speculative_tokens,
             prompt_lookup_min=limits.prompt_lookup_min,
             max_adapters=limits.max_loras if info.adapters is not None else 0,
             stores_blocks=(limits.kv_store is not None or limits.kv_pool_bytes > 0) and not whole_prompts,
         )
+
+
+@cache
+def _groups_of(windows: tuple[int | None, ...]) -> CacheGroups:
+    return CacheGroups(windows)
 
 
 def _or_never(limit: float | None) -> float:
@@ -235,6 +268,16 @@ class CostModel:
         if point is None or self._num_steps % FIT_INTERVAL_STEPS == 0:
             self._fit()
 
+    def decodes_s(self, num_rows: int) -> float:
+        """Return the time of a step of decodes, seconds: with more rows than were seen it is rather too short."""
+        # Where all steps had about the same number of rows, the line says that each of them takes its part.
+        line_s = self.fixed_s + num_rows * self.row_s
+        seen = [point for (_, further), point in self._points.items() if not further]
+        nearest = max(
+            (one for one in seen if one.num_rows <= num_rows), key=lambda one: one.num_rows, default=None
+        )
+        return line_s if nearest is None else min(line_s, max(nearest.elapsed_s, line_s / 2))
+
     def _fit(self) -> None:
         self._points = {
             kind: point for kind, point in self._points.items() if point.step > self._num_steps - MEMORY_STEPS
@@ -289,7 +332,10 @@ def _line(points: list[_Point]) -> tuple[float, float]:
 # last few. Steps are not cut below twice their fixed cost, where half of the machine's throughput would be
 # lost and hardly any time gained.
 #
-# Before any step was measured, neither bound has an effect. The decisions depend on the reported times only,
+# A third bound is not configured. What requests bring that another replica computed until it died is computed again
+# beside those that decode here, and these are to notice little of it: it at most doubles the time of their step.
+#
+# Before any step was measured, none of the bounds has an effect. The decisions depend on the reported times only,
 # so that the same times give the same decisions.
 MIN_CHUNK = 16  # tokens: a block of the default size
 NUM_FIRST_STEPS = 8
@@ -304,6 +350,7 @@ class TokenBudget:
     allows_long_steps: bool = attrs.field(default=True, kw_only=True)  # see `policies.base.WaitingQueue`
     _first_steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=NUM_FIRST_STEPS), init=False)
     _chunks_s: float = attrs.field(default=float("inf"), init=False)
+    _moved_s: float | None = attrs.field(default=None, init=False)  # None until it is needed in a step
     _has_chunk: bool = attrs.field(default=False, init=False)
 
     def begin_step(self, *, has_decodes: bool) -> None:
@@ -313,7 +360,7 @@ class TokenBudget:
             has_decodes: whether a request decodes in it.
         """
         self._chunks_s = self.config.max_prefill_delay_s if has_decodes else float("inf")
-        self._has_chunk = False
+        self._has_chunk, self._moved_s = False, None
 
     @property
     def max_tokens(self) -> int:
@@ -341,11 +388,28 @@ class TokenBudget:
         fitting = max(1, self.tokens_within(self._chunks_s))
         return min(num_tokens, fitting if self._has_chunk else max(fitting, MIN_CHUNK))
 
-    def take(self, num_tokens: int) -> None:
+    def moved_chunk(self, num_tokens: int, num_decodes: Callable[[], int]) -> int:
+        """Return how many tokens of a row that another replica computed until it died fit into the step; 0 for none.
+
+        Args:
+            num_tokens: pending tokens, at least two.
+            num_decodes: counts the requests that decode in the step.
+        """
+        if self._moved_s is None:
+            number = num_decodes()
+            self._moved_s = (self.costs.decodes_s(number) if number else 0.0) or float("inf")
+        fitting = self.tokens_within(self._moved_s)
+        if self._has_chunk and fitting <= 1:
+            return 0
+        return self.chunk(min(num_tokens, fitting if self._has_chunk else max(fitting, MIN_CHUNK)))
+
+    def take(self, num_tokens: int, *, is_moved: bool = False) -> None:
         """Take the tokens that a row gets out of the step being planned; those of a decode are free."""
         if num_tokens > 1 and self.costs.token_s:
             self._chunks_s -= num_tokens * self.costs.token_s
             self._has_chunk = True
+            if is_moved and self._moved_s is not None:
+                self._moved_s -= num_tokens * self.costs.token_s
 
     def tokens_within(self, seconds: float) -> int:
         """Return how many tokens beyond a row's first can be computed in that time."""
@@ -377,6 +441,6 @@ class TokenBudget:
     def step_done(self, plan: StepPlan, elapsed_s: float) -> None:
         """Record the time that a step took, seconds; 0 if it is not known."""
         num_rows = len(plan.rows)
-        self.costs.observe(num_rows, plan.num_tokens, elapsed_s)
+        self.costs.observe(num_rows, sum([row.num_tokens for row in plan.rows]), elapsed_s)
         if elapsed_s > 0 and num_rows == len(plan.starts):
             self._first_steps_s.append(elapsed_s)

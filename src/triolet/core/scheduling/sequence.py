@@ -25,9 +25,15 @@ class Sequence:
     # Tokens given to the step in flight, with those of the draft; 0 between steps.
     num_scheduled_tokens: int = 0
     draft_token_ids: tuple[int, ...] = ()  # draft tokens of the step in flight, after the known tokens
+    # Tokens given to the step before that one, and tokens that it samples, none or one; see `steps_in_flight`.
+    num_assumed_tokens: int = 0
+    num_unknown_tokens: int = 0
     last_step: int = 0  # number of the last step that it was part of
     num_charged_tokens: int = 0  # tokens charged to its client, or free of charge
-    block_table: list[int] = attrs.field(factory=list)  # its blocks in order
+    block_table: list[int] = attrs.field(
+        factory=list
+    )  # its blocks in order; see `core.kv_cache.cache_groups`
+    num_passed_blocks: int = 0  # leading blocks of each group that its window has passed
     num_planned_blocks: int = 0  # blocks of the table that plans have sent to the runner
     # Of the leading full blocks that have been computed.
     block_hashes: list[bytes] = attrs.field(factory=list)
@@ -38,8 +44,13 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that are known and not computed."""
-        return self.entry.num_tokens - self.num_computed_tokens
+        """Tokens that are not computed when the step being planned begins."""
+        return self.entry.num_tokens + self.num_unknown_tokens - self.num_expected_tokens
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Tokens whose KV is present when the step being planned begins."""
+        return self.num_computed_tokens + self.num_assumed_tokens
 
     @property
     def num_known_tokens(self) -> int:
@@ -49,20 +60,27 @@ class Sequence:
     @property
     def end(self) -> int:
         """Number of its known tokens that are computed when the step in flight succeeds."""
-        return self.num_computed_tokens + self.num_known_tokens
+        return self.num_expected_tokens + self.num_known_tokens
 
-    def num_missing_blocks(self, num_tokens: int, block_size: int) -> int:
+    def num_missing_blocks(self, num_tokens: int, block_size: int, num_groups: int = 1) -> int:
         """Return how many blocks must be added before `num_tokens` more can be computed."""
-        return -(-(self.num_computed_tokens + num_tokens) // block_size) - len(self.block_table)
+        return -(-(self.num_expected_tokens + num_tokens) // block_size) * num_groups - len(self.block_table)
 
     @property
     def is_unserved(self) -> bool:
         """True if it runs and is not part of the step that is planned or in flight."""
         return self.row_id is not None and not self.num_scheduled_tokens
 
-    def begin(self, row_id: int, block_ids: list[int], hashes: list[bytes], num_cached_tokens: int) -> None:
+    def begin(
+        self,
+        row_id: int,
+        block_ids: list[int],
+        hashes: list[bytes],
+        num_cached_tokens: int,
+        num_passed_blocks: int = 0,
+    ) -> None:
         """Set its row, and the cached blocks that hold its first tokens."""
-        self.row_id = row_id
+        self.row_id, self.num_passed_blocks = row_id, num_passed_blocks
         self.block_table, self.block_hashes = block_ids, hashes
         self.num_computed_tokens = num_cached_tokens
 
@@ -71,12 +89,30 @@ class Sequence:
         self.num_scheduled_tokens, self.draft_token_ids = num_tokens, ()
         self.last_step = step_id
 
+    def assume(self) -> None:
+        """Take the step in flight for done, so that the one after it can be planned."""
+        is_sampled = self.num_scheduled_tokens == self.num_pending_tokens
+        self.num_assumed_tokens, self.num_scheduled_tokens = self.num_scheduled_tokens, 0
+        self.num_unknown_tokens = int(is_sampled and self.entry.request.pooling is None)
+
+    def recall(self) -> None:
+        """Undo `assume`."""
+        self.num_scheduled_tokens, self.num_assumed_tokens, self.num_unknown_tokens = (
+            self.num_assumed_tokens,
+            0,
+            0,
+        )
+
     def end_step(self) -> tuple[int, int]:
         """Count the tokens of a finished step as computed; its new tokens are in the journal.
 
         Returns:
             How many draft tokens the step had, and how many of them were accepted.
         """
+        if self.num_assumed_tokens:  # what is scheduled belongs to the step after it
+            self.num_computed_tokens += self.num_assumed_tokens
+            self.num_assumed_tokens = self.num_unknown_tokens = 0
+            return 0, 0
         num_tried = len(self.draft_token_ids)
         end = self.end
         # The last token of the journal was sampled after the draft, so its KV is not computed yet.
@@ -117,7 +153,7 @@ class Sequence:
         is_sampled = self.num_scheduled_tokens >= self.num_pending_tokens
         return PlanRow(
             self.row_id,
-            self.num_computed_tokens,
+            self.num_expected_tokens,
             self.num_scheduled_tokens,
             new_block_ids,
             is_sampled,

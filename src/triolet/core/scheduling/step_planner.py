@@ -8,9 +8,14 @@ behind.
 Running requests go first, then waiting ones in order of policy, each after a look into the prefix cache. A
 running request that needs a block when there is none takes it from the worst running one, possibly itself,
 which loses everything it computed and waits again at its old place (recompute; the prefix cache often makes
-that cheap). A step that preempted admits no request. Nor does it admit a request that should wait for a prefix that
-the step computes for another one (`PrefixesInStep`). The rest of a budget goes into draft tokens.
-Where nothing is left to decide, a plan is for several steps.
+that cheap). If windows free blocks as a sequence goes on (`core.kv_cache.cache_groups`), a chunk is first cut to the
+blocks that there are. A step that preempted admits no request. Nor does it admit a request that should wait for a
+prefix that the step computes for another one (`PrefixesInStep`). The rest of a budget goes into draft tokens. Where
+nothing is left to decide, a plan is for several steps.
+
+A step may be planned while the one before it is in flight (look-ahead, `core.scheduling.scheduler`). Such a plan
+preempts no request: where it would have to, none is made before the result is there. An answer whose last token is on
+its way has no share in it.
 
 An encoder's prompts are computed whole, in one step each: their tokens attend in both directions.
 
@@ -27,6 +32,7 @@ import attrs
 
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.kv_cache.block_pool import BlockPool
+from triolet.core.kv_cache.cache_groups import UNLIMITED
 from triolet.core.kv_cache.prefix_cache import PrefixCache
 from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.scheduling.adapter_slots import AdapterSlots, adapter_of
@@ -107,7 +113,7 @@ class SpeculativeDecoding:
             return
         rows = [sequence for sequence in scheduled if self._may_draft(sequence)]
         self._drafters = {row.entry.epoch: self._drafter(row.entry.epoch) for row in rows}
-        num_followed, num_blocks = 0, pool.num_available - len(scheduled)
+        num_followed, num_blocks = 0, pool.num_available - len(scheduled) * self._config.groups.count
         for row in rows:
             drafter = self._drafters[row.entry.epoch]
             num_followed += drafter.follow(row.entry, MAX_FOLLOWED_TOKENS - num_followed)
@@ -136,12 +142,14 @@ class SpeculativeDecoding:
     def _draft(self, row: Sequence, drafter: _Drafter, budget: int, num_blocks: int) -> int:
         """Give a row its draft, and return how many blocks are missing for it."""
         size, entry = self._config.block_size, row.entry
-        num_places = (len(row.block_table) + max(0, num_blocks)) * size - row.num_computed_tokens - 1
+        num_groups = self._config.groups.count
+        num_blocks = (len(row.block_table) + max(0, num_blocks)) // num_groups
+        num_places = num_blocks * size - row.num_computed_tokens - 1
         num_wanted = entry.request.max_tokens - len(entry.output_token_ids) - 1
         limit = min(drafter.limit, budget, num_places, num_wanted)
         row.draft_token_ids = drafter.index.guess(limit) if limit > 0 else ()
         row.num_scheduled_tokens += len(row.draft_token_ids)
-        return max(0, row.num_missing_blocks(row.num_scheduled_tokens, size))
+        return max(0, row.num_missing_blocks(row.num_scheduled_tokens, size, num_groups))
 
     def end_step(self, row: Sequence) -> None:
         """Count the accepted draft tokens of a finished step; its tokens are in the journal."""
@@ -189,25 +197,25 @@ def _can_go_on(sequence: Sequence) -> bool:
 
 
 def add_blocks_of_run(
-    scheduled: Collection[Sequence], num_steps: int, pool: BlockPool, block_size: int
+    scheduled: Collection[Sequence], num_steps: int, pool: BlockPool, block_size: int, num_groups: int = 1
 ) -> int:
     """Give the rows the blocks of a run; of a shorter one, where there are not enough.
 
     Returns:
         How many steps the blocks are for: at least the one that they have blocks for already.
     """
-    missing = _missing(scheduled, num_steps, block_size)
+    missing = _missing(scheduled, num_steps, block_size, num_groups)
     while sum(missing) > pool.num_available:
         num_steps //= 2
-        missing = _missing(scheduled, num_steps, block_size)
+        missing = _missing(scheduled, num_steps, block_size, num_groups)
     for sequence, count in zip(scheduled, missing, strict=True):
         if count > 0:
             sequence.block_table += pool.allocate(count)
     return num_steps
 
 
-def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int) -> list[int]:
-    return [max(0, sequence.num_missing_blocks(num_steps, block_size)) for sequence in scheduled]
+def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int, num_groups: int) -> list[int]:
+    return [max(0, sequence.num_missing_blocks(num_steps, block_size, num_groups)) for sequence in scheduled]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -238,13 +246,10 @@ class StepPlanner:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nothing can be computed."""
-        self.scheduled, self._starts, self._loads = [], [], []
         self._hold_back()
         if self.adapters is not None:
             self._clear_slot(self.adapters, now_s)
-        self.queues.waiting.begin_step(now_s)
-        self._underway.begin_step()
-        self.budget.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.queues.running))
+        self._begin_step(now_s)
         budget = self._admit_overtaking(self._budget(), now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
@@ -253,7 +258,37 @@ class StepPlanner:
         if not self.scheduled:
             # The request to serve was preempted, so plan again for the rest. It ends: each time fewer run.
             return self.plan(now_s) if preempted else self._plan_of_saves()
-        num_steps = self._num_steps()
+        return self._end_planning(self._num_steps())
+
+    def plan_ahead(self, now_s: float) -> StepPlan | None:
+        """Decide the step after the one in flight, which is assumed to succeed; None if that must be waited for."""
+        # Whatever would preempt a request waits: the step in flight works on its blocks.
+        running, may_run = self.queues.running, self.recovery.poison_bisection.may_run
+        if len(running) > self._max_rows or not all(may_run(sequence.entry.serial) for sequence in running):
+            return None
+        if self.adapters is not None:
+            waiting = self.queues.waiting
+            if self.adapters.begin_step(running, waiting, now_s, may_preempt=False) is not None:
+                return None
+        self._begin_step(now_s, is_ahead=True)
+        if self.budget.has_room and self.queues.waiting.overtaking(running, self.may_be_admitted) is not None:
+            return None
+        budget, lacks_blocks = self._schedule_running(self._budget(), is_ahead=True)
+        if lacks_blocks:  # those that were allocated are kept for the next plan
+            for sequence in self.scheduled:
+                sequence.num_scheduled_tokens = 0
+            return None
+        self._admit(budget, now_s)
+        return self._end_planning(1, is_ahead=True) if self.scheduled else None
+
+    def _begin_step(self, now_s: float, *, is_ahead: bool = False) -> None:
+        self.scheduled, self._starts, self._loads = [], [], []
+        self.queues.waiting.begin_step(now_s)
+        self._underway.begin_step(is_ahead=is_ahead)
+        self.budget.begin_step(has_decodes=any(one.num_pending_tokens == 1 for one in self.queues.running))
+
+    def _end_planning(self, num_steps: int, *, is_ahead: bool = False) -> StepPlan:
+        self._underway.end_planning()
         self.counters.steps += 1
         return StepPlan(
             self.counters.steps,
@@ -264,6 +299,7 @@ class StepPlanner:
             () if self.adapters is None else self.adapters.take_starts(),
             self.cache.take_saves(),
             tuple(self._loads),
+            is_ahead,
         )
 
     def _plan_of_saves(self) -> StepPlan | None:
@@ -278,7 +314,9 @@ class StepPlanner:
         if self._starts or self.queues.waiting or len(self.scheduled) < len(self.queues.running):
             return 1
         num_steps = length_of_run(self.scheduled, self.config, self.recovery)
-        return add_blocks_of_run(self.scheduled, num_steps, self.cache.pool, self.config.block_size)
+        return add_blocks_of_run(
+            self.scheduled, num_steps, self.cache.pool, self.config.block_size, self.config.groups.count
+        )
 
     def go_on(self, now_s: float) -> None:
         """Schedule the rows that still run for the next step of a run."""
@@ -342,11 +380,11 @@ class StepPlanner:
                 self.queues.preempt(victim)
         return budget
 
-    def _schedule_running(self, budget: int) -> tuple[int, bool]:
+    def _schedule_running(self, budget: int, *, is_ahead: bool = False) -> tuple[int, bool]:
         """Give every running request its tokens, as far as blocks suffice; decodes first.
 
         Returns:
-            The rest of the budget, and True if a request was preempted.
+            The rest of the budget, and True if a request was preempted, or, in a plan ahead, would have to be.
         """
         preempted = False
         # Decodes come first: a client reads their tokens. They never starve, since a request is admitted only where
@@ -357,16 +395,30 @@ class StepPlanner:
         ):
             if not (sequence.is_unserved and budget) or sequence.entry.awaits_mask:
                 continue  # it was preempted, has its tokens, or cannot use any
-            if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, budget)):
+            if is_ahead and not self._goes_on(sequence):
+                continue
+            spare = min(budget, self._num_fitting(sequence, self.cache.pool.num_available))
+            if not (num_tokens := self._portion(sequence, sequence.num_pending_tokens, spare)):
                 continue  # the step is long enough
-            missing = sequence.num_missing_blocks(num_tokens, self.config.block_size)
+            missing = self._num_missing(sequence, num_tokens)
             while missing > self.cache.pool.num_available and sequence.row_id is not None:
+                if is_ahead:
+                    return budget, True
                 preempted = True
                 self.queues.preempt(next(other for other in reversed(order) if other.is_unserved))
             if sequence.row_id is not None:
                 self._schedule(sequence, num_tokens, missing)
                 budget -= num_tokens
         return budget, preempted
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Return False if nothing is left to compute after the step in flight, as far as is known before its result."""
+        entry, config = sequence.entry, self.config
+        return (
+            sequence.num_pending_tokens > 0
+            and len(entry.output_token_ids) + sequence.num_unknown_tokens < entry.request.max_tokens
+            and entry.num_needed_places + sequence.num_unknown_tokens <= config.num_places
+        )
 
     def _admit(self, budget: int, now_s: float) -> int:
         """Admit waiting requests in order, while rows, budget and blocks last; return the rest of the budget."""
@@ -379,7 +431,7 @@ class StepPlanner:
         return budget
 
     def _admit_waiting(self, sequence: Sequence, budget: int, now_s: float) -> int:
-        """Give a waiting request a row, and all the blocks that its known tokens need.
+        """Give a waiting request a row, and the blocks that its known tokens need.
 
         Returns:
             How many tokens of the budget it gets; 0 if it cannot be admitted.
@@ -390,12 +442,15 @@ class StepPlanner:
         found = block_ids, hashes = self._find_computed(sequence)
         if self._underway.holds(sequence, found) or not has_room(self.cache, entry, block_ids):
             return 0
-        num_cached = len(block_ids) * self.config.block_size
+        num_cached = len(block_ids) // self.config.groups.count * self.config.block_size
+        revived = sum(map(self.cache.pool.is_cached, block_ids)) if self.config.groups.window else 0
+        num_free = len(block_ids) + self.cache.pool.num_available - revived
+        budget = min(budget, self._fitting(num_cached, num_free))
         if not (num_tokens := self._portion(sequence, entry.num_tokens - num_cached, budget)):
             return 0
         self.queues.admit(sequence, block_ids, hashes)
         # All blocks at once: with only some of them it would soon preempt others for the rest.
-        missing = sequence.num_missing_blocks(sequence.num_pending_tokens, self.config.block_size)
+        missing = self._num_missing(sequence, max(num_tokens, self._num_reserved(sequence)))
         self._schedule(sequence, num_tokens, missing)
         if self.config.enable_prefix_caching:
             self.counters.prefix_cache_queries += entry.num_tokens
@@ -407,6 +462,29 @@ class StepPlanner:
         self._starts.append(sequence.row_start())
         return num_tokens
 
+    def _num_reserved(self, sequence: Sequence) -> int:
+        """Return how many tokens an admitted request gets blocks for: all, or as many as its window keeps."""
+        groups, size = self.config.groups, self.config.block_size
+        if groups.window is None:
+            return sequence.num_pending_tokens
+        most = (sequence.num_passed_blocks + groups.num_kept(size)) * size
+        return min(sequence.num_pending_tokens, most - sequence.num_expected_tokens)
+
+    def _num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        return sequence.num_missing_blocks(num_tokens, self.config.block_size, self.config.groups.count)
+
+    def _num_fitting(self, sequence: Sequence, num_available: int) -> int:
+        """Return the longest chunk of a running request that takes no blocks from others."""
+        return self._fitting(sequence.num_expected_tokens, len(sequence.block_table) + num_available)
+
+    def _fitting(self, begin: int, num_blocks: int) -> int:
+        """Return how many tokens from index `begin` on so many blocks of a table are for; those of a block if none."""
+        groups = self.config.groups
+        if groups.window is None:
+            return UNLIMITED
+        num_tokens = num_blocks // groups.count * self.config.block_size - begin
+        return num_tokens if num_tokens > 0 else self.config.block_size
+
     def _find_computed(self, sequence: Sequence) -> Found:
         return find_computed(self.cache, sequence, self.queues.live.get(sequence.entry.leader_serial))
 
@@ -416,16 +494,25 @@ class StepPlanner:
             # The first one of a step may exceed a budget that is smaller after a step that did not fit into memory.
             fits = num_pending <= budget or not self.scheduled
             return num_pending if fits and self.queues.waiting.portion(sequence, num_pending) else 0
-        if not (num_tokens := self.budget.chunk(min(num_pending, budget))):
+        entry, num_tokens = sequence.entry, min(num_pending, budget)
+        is_moved = num_tokens > 1 and entry.num_tokens - num_pending < entry.num_moved_tokens
+        if is_moved:
+            num_tokens = self.budget.moved_chunk(num_tokens, self._num_decodes)
+        else:
+            num_tokens = self.budget.chunk(num_tokens)
+        if not num_tokens:
             return 0  # before the policy takes the time of a row that the step does not have
         num_tokens = self.queues.waiting.portion(sequence, num_tokens)
         if self.config.stores_blocks and num_tokens < num_pending:
             # To the end of a block, from which the next step can read on.
-            end = sequence.entry.num_tokens - num_pending + num_tokens
+            end = entry.num_tokens - num_pending + num_tokens
             past = end % self.config.block_size
             num_tokens -= past if past < num_tokens else 0
-        self.budget.take(num_tokens)
+        self.budget.take(num_tokens, is_moved=is_moved)
         return num_tokens
+
+    def _num_decodes(self) -> int:
+        return sum(one.num_pending_tokens == 1 for one in self.queues.running)
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
@@ -435,4 +522,4 @@ class StepPlanner:
             self._loads += stored_blocks(self.cache, sequence, num_tokens)
         sequence.schedule(num_tokens, self.counters.steps + 1)
         self.scheduled.append(sequence)
-        self.queues.waiting.charge(sequence, sequence.num_computed_tokens + num_tokens)
+        self.queues.waiting.charge(sequence, sequence.num_expected_tokens + num_tokens)

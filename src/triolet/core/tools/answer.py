@@ -5,8 +5,8 @@ The tool-call format and the reasoning markers are detected from the model's cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Container, Iterable, Iterator
+from typing import Final, Protocol, runtime_checkable
 
 from triolet.core.tools.events import AnswerEvent, TextPiece, ToolCallArguments, ToolCallBegin, ToolCallEnd
 from triolet.core.tools.formats import ToolFormat
@@ -111,6 +111,16 @@ class TemplateOwner(Protocol):
         """Source of the template; empty if there is none."""
         ...
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the values that the template reads beside messages and tools."""
+        ...
+
+    @property
+    def thinking_prompt(self) -> str:
+        """Text of a short chat in which the switch of reasoning is on; empty if the template has no switch."""
+        ...
+
 
 NO_TOOLS = "none"
 
@@ -157,3 +167,24 @@ def reasoning_parser_named(name: str, tokenizer: object) -> str | None:
     if name != "auto":
         return None if name == "none" else name
     return reasoning_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None
+
+
+# Qwen and most others; DeepSeek-V3.1 and Granite.
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+
+
+def thinking_switch_among(variables: Container[str]) -> str | None:
+    """Return the value of a chat template that switches reasoning on and off; None if the template has none."""
+    return next((name for name in THINKING_SWITCHES if name in variables), None)
+
+
+def thinks_at(effort: str | None) -> bool | None:
+    """Return whether an effort of OpenAI's API asks for reasoning; None if it does not say."""
+    return {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}.get(effort or "")
+
+
+def thinking_switch_of(tokenizer: object) -> str | None:
+    """Return the value of a tokenizer's chat template that switches reasoning on and off; None if it has none."""
+    return (
+        thinking_switch_among(tokenizer.template_variables) if isinstance(tokenizer, TemplateOwner) else None
+    )

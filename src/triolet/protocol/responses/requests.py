@@ -20,6 +20,7 @@ from triolet.core.request.prompt import Prompt
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan
+from triolet.core.tools.answer import thinks_at
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
 from triolet.protocol.json import CONVERTER, JsonLimits, Wrong, parse_object, structure
@@ -67,7 +68,7 @@ class TextConfig:
 
 @attrs.frozen(kw_only=True)
 class ReasoningConfig:
-    """Settings of the model's reasoning; an effort of `none` switches it off where the chat template can."""
+    """Settings of the model's reasoning; an effort switches it on, and `none` off, where the chat template can."""
 
     effort: str | None = None
     summary: str | None = None
@@ -167,16 +168,17 @@ class CreateResponse(OffersTools):
             if len(getattr(self, name) or "") > MAX_IDENTIFIER_CHARS:
                 raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", getattr(self, name))
 
-    def prompt(self, messages: list[Message], plan: ToolPlan, reasoning_parser: str | None = None) -> Prompt:
+    def prompt(self, messages: list[Message], plan: ToolPlan, thinking_switch: str | None = None) -> Prompt:
         """Return the prompt for `Engine.generate`.
 
         Args:
             messages: of the chat, with the instructions.
-            reasoning_parser: format of the model's reasoning, as for `plan`.
+            thinking_switch: value of the chat template that the effort sets; without one it says nothing.
         """
         values = dict(self.chat_template_kwargs)
-        if reasoning_parser == "qwen3" and self.reasoning is not None and self.reasoning.effort == "none":
-            values.setdefault("enable_thinking", False)
+        thinks = thinks_at(self.reasoning.effort if self.reasoning else None)
+        if thinking_switch is not None and thinks is not None:
+            values.setdefault(thinking_switch, thinks)
         if not values and plan.template_tools is None:
             return messages
         return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}

@@ -26,6 +26,7 @@ that OpenAI's does not have: `finish_reason`, the engine's value, and `metrics`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -187,7 +188,7 @@ class ResponseBuilder:
     @property
     def num_items(self) -> int:
         """Number of items so far."""
-        return len(self._items)
+        return len(self._items.items)
 
     @property
     def item_ids(self) -> tuple[str, ...]:
@@ -204,6 +205,23 @@ class ResponseBuilder:
             self._finish_reason,
             self._ending.get("completed_at", 0),
         )
+
+    def plain_growth(self, num_known: int, num_items: int) -> tuple[str, Sequence[int]] | None:
+        """Return text and token ids of the only new delta, if it has nothing else.
+
+        Args:
+            num_known: the number of deltas before it.
+            num_items: the number of items before it.
+        Returns:
+            None if there are several deltas or none, an ending, log-probabilities or a new item.
+        """
+        pieces, output = self._pieces, self._last_output
+        if len(pieces) != num_known + 1 or output is None or self._finish_reason is not None:
+            return None
+        completion = output.outputs[0]
+        if completion.logprobs is not None or len(self._items.items) != num_items:
+            return None
+        return pieces[num_known].text, completion.token_ids
 
     @property
     def num_events(self) -> int:

@@ -263,7 +263,7 @@ class ResponseItems:
     _plan: ToolPlan  # how the answer is parsed
     # Tokens of the deltas that contain reasoning.
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
-    _items: list[OutputItem] = attrs.field(factory=list, init=False)
+    items: list[OutputItem] = attrs.field(factory=list, init=False)
     _statuses: list[str] = attrs.field(factory=list, init=False)  # of those that are closed
     _open: OutputItem | None = attrs.field(default=None, init=False)
     _parser: AnswerParser | None = attrs.field(default=None, init=False)
@@ -272,19 +272,16 @@ class ResponseItems:
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the items, in the order in which they were made."""
-        return tuple(item_id for item in self._items for item_id in item.ids)
-
-    def __len__(self) -> int:
-        return len(self._items)
+        return tuple(item_id for item in self.items for item_id in item.ids)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the items of the response object."""
         statuses = [*self._statuses, "in_progress"]
-        return [item.item(status) for item, status in zip(self._items, statuses, strict=False)]
+        return [item.item(status) for item, status in zip(self.items, statuses, strict=False)]
 
     def messages(self) -> list[Message]:
         """Return the items as chat messages."""
-        return messages_of(self._items)
+        return messages_of(self.items)
 
     def add(self, new: ResponseDelta, prompt: str | None, *, is_last: bool) -> list[Event]:
         """Add a delta; return its events.
@@ -313,7 +310,7 @@ class ResponseItems:
             status: of the open item: `completed` or `incomplete`.
             is_whole: whether the model has finished: then an empty answer gets an empty message.
         """
-        events = self._text("") if is_whole and not self._items else []
+        events = self._text("") if is_whole and not self.items else []
         return events + self._closed(status)
 
     def _piece(self, piece: AnswerEvent) -> list[Event]:
@@ -323,12 +320,12 @@ class ResponseItems:
             case ReasoningPiece(text=text):
                 events: list[Event] = []
                 if not isinstance(self._open, ReasoningOutput):
-                    events += self._opened(ReasoningOutput(self._new_id("rs"), len(self._items)))
+                    events += self._opened(ReasoningOutput(self._new_id("rs"), len(self.items)))
                 assert isinstance(self._open, ReasoningOutput)
                 return events + self._open.add(text)
             case ToolCallBegin(name=name):
                 call_id = self._new_id("call")
-                return self._opened(CallOutput(self._new_id("fc"), len(self._items), call_id, name))
+                return self._opened(CallOutput(self._new_id("fc"), len(self.items), call_id, name))
             case ToolCallArguments(text=text):
                 assert isinstance(self._open, CallOutput), "arguments come between a call's begin and its end"
                 return self._open.add(text)
@@ -338,14 +335,14 @@ class ResponseItems:
     def _text(self, text: str) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._open, MessageOutput):
-            events += self._opened(MessageOutput(self._new_id("msg"), len(self._items)))
+            events += self._opened(MessageOutput(self._new_id("msg"), len(self.items)))
         assert isinstance(self._open, MessageOutput)
         logprobs, self._late_logprobs = self._late_logprobs, Logprobs()
         return events + self._open.add(text, logprobs)
 
     def _opened(self, item: OutputItem) -> list[Event]:
         events = self._closed("completed")
-        self._items.append(item)
+        self.items.append(item)
         self._open = item
         return events + item.begin()
 

@@ -4,7 +4,8 @@
       ModelHost.run        asks `core.model_registry` what is to be done, whenever something has changed or is due
         _host, one a model   the scope of its engine, from `LoadModel` to `UnloadModel`
 
-The first model of the server is not hosted here: it stays loaded, and the server ends with it. A hosted model that
+The first model of the server is not hosted here: its engine lasts as long as the server, and goes to sleep when it is
+idle, which frees the weights as unloading does. A hosted model that
 cannot be loaded, or whose engine dies, fails only the requests that asked for it; the next request loads it again.
 """
 
@@ -23,6 +24,7 @@ import triolet
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.model_registry import LoadModel, ModelRegistry, ModelState
+from triolet.core.tools.answer import thinking_switch_of
 from triolet.engine.engine import Engine
 from triolet.errors import EngineUnhealthy, TrioletError
 from triolet.protocol.errors import WireError, model_not_found
@@ -116,6 +118,15 @@ class ModelHost:
         """Engines of the loaded models."""
         return [model.engine for model in self._models.values() if model.engine is not None]
 
+    @staticmethod
+    def description_of_first(engine: Engine) -> dict[str, Any]:
+        """Return state and requests of the server's first model, in the words of the others."""
+        return {
+            "state": (ModelState.UNLOADED if engine.is_sleeping else ModelState.LOADED).value,
+            "num_requests": engine.statistics().num_requests_live,
+            "unloads_in_s": engine.sleeps_in_s,
+        }
+
     def described(self, name: str) -> dict[str, Any]:
         """Return what is known of a model: its state, and the rest if it is loaded."""
         residency, engine = self.registry.models[name], self._models[name].engine
@@ -130,7 +141,11 @@ class ModelHost:
             "unloads_in_s": unloads_in_s,
         }
         if engine is not None:
-            facts |= {"max_model_len": engine.max_model_len, "tasks": engine.model_info.tasks}
+            facts |= {
+                "max_model_len": engine.max_model_len,
+                "tasks": engine.model_info.tasks,
+                "thinking_switch": thinking_switch_of(engine.tokenizer),
+            }
         return facts
 
     # ------------------------------------------------------------------------------------ requests

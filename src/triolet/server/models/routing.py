@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triolet.protocol.errors import WireError, model_not_found
+from triolet.protocol.errors import model_not_found
 from triolet.server.models.host import ModelHost
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.operations import operator_context
@@ -77,9 +77,7 @@ async def list_resident(request: Request) -> Response:
     engine, host = context.engine, _host_of(context)
     first = {
         "id": engine.model_name,
-        "state": "loaded",
-        "num_requests": engine.statistics().num_requests_live,
-        "stays_loaded": True,
+        **ModelHost.description_of_first(engine),
         "max_model_len": engine.max_model_len,
     }
     others = [] if host is None else [{"id": name, **host.described(name)} for name in host.names]
@@ -92,12 +90,9 @@ async def stop_model(request: Request) -> Response:
     payload = await read_json(request, lambda payload: payload)
     name, host = payload.get("model"), _host_of(context)
     if name in context.model_names and (host is None or name not in host.names):
-        raise WireError(
-            f"The model {name} is the first one of this server, which stays loaded.",
-            code="model_stays_loaded",
-            status=409,
-            param="model",
-        )
+        before = ModelHost.description_of_first(context.engine)
+        context.engine.sleep_when_idle()
+        return JSONResponse({"id": name, **before, "stopping": before["state"] == "loaded"})
     if host is None or name not in host.names:
         raise model_not_found(str(name))
     before = host.described(name)

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from triolet.config.server import GatewayConfig
+from triolet.core.tools.answer import thinking_switch_of
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
@@ -75,7 +76,7 @@ async def _generate_once(
 ) -> None:
     request = answer.request
     stream = engine.generate(
-        request.prompt(messages, answer.plan, engine.reasoning_parser),
+        request.prompt(messages, answer.plan, thinking_switch_of(engine.tokenizer)),
         answer.params,
         request_id=answer.response_id,
         priority=request.priority,

@@ -30,11 +30,12 @@ from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses.journal import (
     MAGIC,
     JournalDelta,
+    PlainDelta,
     begin_record,
     compact,
     delta_record,
+    encode,
     forget_record,
-    plain_delta_record,
     replay,
 )
 from triolet.server.responses.service import ResponsesService
@@ -76,10 +77,10 @@ class ResponseJournal:
     _journaled: dict[str, _Journaled | None] = attrs.field(factory=dict, init=False)
     _num_responses: int = attrs.field(default=0, init=False)
     _max_bytes: int = attrs.field(default=MIN_COMPACTED_BYTES, init=False)  # a longer file is compacted
-    _records: list[bytes] = attrs.field(factory=list, init=False)
+    _entries: list[bytes | PlainDelta] = attrs.field(factory=list, init=False)  # to be written
     _num_noted: int = attrs.field(default=0, init=False)
     _num_written: int = attrs.field(default=0, init=False)
-    _is_closed: bool = attrs.field(default=False, init=False)
+    _is_on: bool = attrs.field(default=True, init=False)  # neither closed nor failed
     _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _writes: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -137,15 +138,19 @@ class ResponseJournal:
 
     # ------------------------------------------------------------------------------------ in the loop
 
-    @property
-    def _is_on(self) -> bool:
-        return not (self._is_closed or self.num_errors)
-
     def note(self, answer: ResponseBuilder, owner: str | None) -> int:
         """Append what is new of a response; return a mark for `wait_written`. Never waits."""
         if not self._is_on:
             return 0
         known = self._journaled.get(answer.response_id)
+        # Nearly always there is one delta with text and tokens alone. Each token of each stream pays for this, so
+        # that it is only put into a list here; the writer makes one record of all that have come meanwhile.
+        if known is not None and (index := known.num_deltas):
+            plain = answer.plain_growth(index, known.num_items)
+            if plain is not None:
+                known.num_deltas = index + 1
+                self._append((known.number, index, plain[0], plain[1]))
+                return self._num_noted
         if known is None:
             if answer.response_id in self._journaled or answer.is_over:
                 return 0
@@ -176,10 +181,6 @@ class ResponseJournal:
         [piece], [completion] = pieces, output.outputs
         index = known.num_deltas
         known.num_deltas += 1
-        is_plain = known.num_items == answer.num_items and reason is None and completion.logprobs is None
-        if is_plain and index:  # nearly all of them: each token of each stream pays for this
-            self._append(plain_delta_record(known.number, index, piece.text, completion.token_ids))
-            return
         item_ids = answer.item_ids
         is_telling = index == 0 or reason is not None
         delta = JournalDelta(
@@ -203,10 +204,10 @@ class ResponseJournal:
         if known is not None and self._is_on:
             self._append(forget_record(known.number))
 
-    def _append(self, record: bytes) -> None:
-        if not self._records:  # else the writer has not read the news
+    def _append(self, entry: bytes | PlainDelta) -> None:
+        if not self._entries:  # else the writer has not read the news
             self._news.unpark_all()
-        self._records.append(record)
+        self._entries.append(entry)
         self._num_noted += 1
 
     async def wait_written(self, mark: int) -> None:
@@ -216,7 +217,7 @@ class ResponseJournal:
 
     async def close(self) -> None:
         """Write the last records; nothing is noted any more."""
-        self._is_closed = True
+        self._is_on = False
         await self.wait_written(self._num_noted)
 
     # -------------------------------------------------------------------------------------- the writer
@@ -225,17 +226,18 @@ class ResponseJournal:
         """Write records until cancelled, or until a write fails."""
         try:
             while True:
-                while not self._records:
+                while not self._entries:
                     await self._news.park()
-                data, self._records = b"".join(self._records), []
+                entries, self._entries = self._entries, []
                 mark = self._num_noted
                 live = {known.number for known in self._journaled.values() if known is not None}
-                await self.in_thread(lambda data=data, live=live: self._write(data, live))  # type: ignore[misc]
+                await self.in_thread(lambda entries=entries, live=live: self._write(encode(entries), live))  # type: ignore[misc]
                 self._num_written = mark
                 self._writes.unpark_all()
         except (OSError, RuntimeError, SnapshotError) as error:
             self.num_errors += 1
-            self._records.clear()
+            self._is_on = False
+            self._entries.clear()
             self._writes.unpark_all()
             log.warning(
                 "%s cannot be written, the server goes on without it until its next start: %s",

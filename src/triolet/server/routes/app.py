@@ -12,6 +12,10 @@ from triolet.engine.adapters import adapter_usage
 from triolet.engine.engine import Engine
 from triolet.errors import TrioletError
 from triolet.observability.prometheus import GatewayMetrics, Metrics
+from triolet.protocol.chat_completions import ChatRequest
+from triolet.protocol.completions import CompletionRequest
+from triolet.protocol.json import prepare_to_structure
+from triolet.protocol.responses.requests import CreateResponse
 from triolet.server.models.routing import ModelMiddleware, list_resident, stop_model
 from triolet.server.responses.generate import ActiveResponses, input_budget, responses_context
 from triolet.server.responses.service import ResponsesService
@@ -73,6 +77,8 @@ def create_app(
         gateway: shares stored responses and limits per key with WebSockets; without it the app has a store of its own,
             no limits per key, and no resumable responses.
     """
+    # Some 5 ms each, in which the loop would be held.
+    prepare_to_structure(ChatRequest, CompletionRequest, CreateResponse)
     config = config or GatewayConfig()
     context = AppContext(
         engine=engine,

@@ -15,8 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 import triolet
+from triolet.core.metrics.iteration_stats import ReplicaStatistics
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
+from triolet.core.tools.answer import thinking_switch_of
 from triolet.errors import EngineDead, EngineUnhealthy, ModelError, TrioletError, shown
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, wrong
@@ -42,10 +44,26 @@ async def health(request: Request) -> Response:
         raise WireError(sentence, code="unhealthy", status=503, type="server_error") from None
     # A restart is no reason to end the server: the streams wait for it, and would be lost.
     engine = context_of(request).engine
-    if restarting := engine.statistics().restarting:
-        return JSONResponse({"status": "restarting", "restarting": restarting})
-    state = "sleeping" if engine.is_sleeping else "paused" if engine.is_paused else "ok"
-    return JSONResponse({"status": state})
+    statistics = engine.statistics()
+    content: dict[str, object] = {"status": "ok"}
+    if statistics.restarting:
+        content = {"status": "restarting", "restarting": statistics.restarting}
+    elif engine.is_sleeping or engine.is_paused:
+        content = {"status": "sleeping" if engine.is_sleeping else "paused"}
+    if statistics.replicas:
+        content["replicas"] = [_shown_replica(replica) for replica in statistics.replicas]
+    return JSONResponse(content)
+
+
+def _shown_replica(replica: ReplicaStatistics) -> dict[str, object]:
+    absent = "parked" if replica.is_parked else "restarting"
+    return {
+        "replica": replica.replica,
+        "status": "ok" if replica.is_living else absent,
+        "running": replica.num_requests_running,
+        "waiting": replica.num_requests_waiting,
+        "steps": replica.steps,
+    }
 
 
 async def ready(request: Request) -> Response:
@@ -54,7 +72,12 @@ async def ready(request: Request) -> Response:
     engine = context_of(request).engine
     if not engine.is_open:
         raise shutting_down()
-    if restarting := engine.statistics().restarting:
+    statistics = engine.statistics()
+    restarting = statistics.restarting
+    if any(replica.is_living for replica in statistics.replicas):
+        # one of several replicas computes new requests at once: its actors need not be there
+        restarting = tuple(actor for actor in restarting if "." not in actor)
+    if restarting:
         raise WireError(
             f"The engine is restarting: {', '.join(restarting)}.",
             code="restarting",
@@ -366,6 +389,7 @@ def _adapter_card(context: AppContext, name: str) -> dict[str, Any]:
         "parent": (lora and lora.base_model_name) or context.engine.model_name,
         "max_model_len": context.engine.max_model_len,
         "tasks": (GENERATE,),
+        "thinking_switch": thinking_switch_of(context.engine.tokenizer),
     }
 
 
@@ -379,8 +403,10 @@ def _card(context: AppContext, name: str) -> dict[str, Any]:
             "owned_by": "triolet",
             "root": name,
         }
-        # Longest context and tasks are known once it has been loaded.
+        # The rest is known once it has been loaded.
         return {**card, "parent": None, "max_model_len": None, "tasks": None, **host.described(name)}
+    # A server of one model has nothing to tell apart.
+    state = {} if host is None else host.description_of_first(context.engine)
     return {
         "id": name,
         "object": "model",
@@ -391,4 +417,6 @@ def _card(context: AppContext, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": context.engine.max_model_len,
         "tasks": context.engine.model_info.tasks,
+        "thinking_switch": thinking_switch_of(context.engine.tokenizer),
+        **state,
     }

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -396,6 +397,8 @@ class _Http11(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         """Answer a request that h11 cannot parse, with the same JSON error body as every other error."""
+        if (error := sys.exception()) is not None:
+            error.__traceback__ = None  # h11 leaves a frame in it that holds the error
         # h11 says 431 of a head that is too long so far. Where its target has not even ended, the answer is 414, as it
         # is for a head in a single piece: it must not go by how the head is cut up.
         if self.connection.their_state is h11.ERROR and status_code == 431:

@@ -1,0 +1,472 @@
+"""Connection of the engine to one model runner: conversations of a request and its replies, and how they end.
+
+`RunnerProcess` is one to a process that it has started, over pipes; `remote.link.WorkerLink` is one to a process on
+another machine, over TCP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from typing import Final
+
+import attrs
+import trio
+
+from triolet.config.engine import EngineConfig
+from triolet.core.recovery.supervision import StderrTail, typed_shortages
+from triolet.core.step_plan import StepPlan
+from triolet.errors import FrameError, RunnerDied
+from triolet.ipc import lifeline
+from triolet.ipc.messages import (
+    REPLIES,
+    REQUESTS,
+    FrameReader,
+    Halt,
+    ImportModules,
+    PrepareAdapter,
+    Reply,
+    Request,
+)
+
+logger = logging.getLogger("triolet.runner")
+
+PIPE_BYTES = 2**16  # what a pipe holds on Linux
+GRACE_S = 1.0  # from the end of its requests until a process is killed
+MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
+RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
+SECRET_VARIABLES: Final = EngineConfig.secret_variables()
+
+Posted = Halt | PrepareAdapter | ImportModules | StepPlan
+"""Requests that need not be waited for: they are not answered, or their answer is waited for later."""
+
+
+@attrs.define(eq=False)
+class RunnerConnection(ABC):
+    """Connection to a model runner; see `RunnerProcess` and `WorkerLink`."""
+
+    _reader: FrameReader = attrs.field(factory=REPLIES.reader, init=False)
+    _dying: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _idle: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _talk: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _late: str = attrs.field(default="", init=False)  # what the runner did if the conversation lasts too long
+
+    @abstractmethod
+    def running(self) -> AbstractAsyncContextManager[RunnerConnection]:
+        """Enclose the life of the runner; nothing of it is left here when the scope ends."""
+
+    @abstractmethod
+    def post(self, message: Posted) -> bool:
+        """Send a request without waiting, behind those that were sent before.
+
+        Returns:
+            False if it will not be sent: there is no room for it now, or the runner has ended.
+        """
+
+    @abstractmethod
+    async def gone(self) -> None:
+        """Wait until the system has freed what the runner held."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """False once it is known that the runner has ended."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """Have the runner end at once."""
+
+    @abstractmethod
+    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+        """Kill the runner if it still lives, and return the exception that says how it died.
+
+        Args:
+            reason: why it is killed, if it still lives.
+            is_hang: that reason is a hang.
+        """
+
+    @abstractmethod
+    async def _send(self, frame: bytes) -> None:
+        """Send the whole frame of a request."""
+
+    @abstractmethod
+    async def _receive(self) -> bytes:
+        """Receive some bytes of the replies; none after the last."""
+
+    @asynccontextmanager
+    async def conversation(self, timeout_s: float | None, late: str) -> AsyncGenerator[None]:
+        """Enclose a request and its reply; a runner whose conversation is broken off is killed.
+
+        Args:
+            timeout_s: longest time until the reply, or until `allow`, seconds; None for ever.
+            late: what the runner did if it takes longer, for the error, or until `allow`.
+        Raises:
+            RunnerDied: the runner has ended, was killed after `timeout_s`, or sent something that is no reply.
+        """
+        if self._dying.is_set():
+            raise await self._death()
+        scope = self._talk = trio.CancelScope()
+        self._late = late
+        if timeout_s is not None:
+            scope.deadline = trio.current_time() + timeout_s
+        try:
+            try:
+                with scope:
+                    yield
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                self._note_death()
+                raise await self._death() from None
+            except FrameError as error:
+                raise await self._death(f"and the engine do not understand each other ({error})") from error
+            if scope.cancelled_caught:
+                reason = None if self._dying.is_set() else self._late
+                raise await self._death(reason, is_hang=True) from None
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            self._talk = None
+        if self._dying.is_set():
+            self._idle.cancel()
+
+    async def ask(self, request: Request) -> None:
+        """Send a request, within a conversation."""
+        await self._send(REQUESTS.pack(request))
+
+    def allow(self, timeout_s: float | None, late: str | None = None) -> None:
+        """Set the deadline of the conversation anew, unless it is being called off.
+
+        Args:
+            timeout_s: seconds from now.
+            late: see `conversation`; None for the same as before.
+        """
+        self._late = late or self._late
+        if self._talk is not None and timeout_s is not None and not self._dying.is_set():
+            self._talk.deadline = trio.current_time() + timeout_s
+
+    async def reply(self) -> Reply:
+        """Receive the next reply, within a conversation."""
+        while (payload := self._reader.next_payload()) is None:
+            if not (data := await self._receive()):
+                raise EOFError
+            self._reader.feed(data)
+        return REPLIES.unpack(payload)
+
+    @property
+    def is_idle(self) -> bool:
+        """True between two conversations."""
+        return self._talk is None
+
+    def halt(self) -> None:
+        """Send a `Halt`, after a plan."""
+        self.post(Halt())
+
+    def _note_death(self) -> None:
+        """Cancel the task that waits for the runner."""
+        if self._dying.is_set():
+            return
+        self._dying.set()
+        if self._talk is None:
+            self._idle.cancel()
+        else:  # its last reply is on its way, or will never come
+            self._talk.deadline = trio.current_time()
+
+
+class FrameWriter:
+    """Writer of whole frames, in the order in which they are put.
+
+    Args:
+        stream: writing end of a pipe; nothing else writes to it.
+    """
+
+    def __init__(self, stream: trio.lowlevel.FdStream) -> None:
+        self._stream = stream
+        self._rest = bytearray()
+        self._is_broken = False
+        self._has_rest = trio.Event()
+        self._is_written = trio.Event()
+        self._is_written.set()
+
+    def put(self, frame: bytes) -> bool:
+        """Write a frame, or what there is room for; `run` writes the rest. Never waits.
+
+        Returns:
+            False if the pipe is broken.
+        """
+        if not (self._rest or self._is_broken):
+            frame = frame[self._write(frame) :]
+        if frame and not self._is_broken:
+            self._rest += frame
+            self._is_written = trio.Event()
+            self._has_rest.set()
+        return not self._is_broken
+
+    async def flush(self) -> None:
+        """Wait until all is written. A checkpoint.
+
+        Raises:
+            BrokenResourceError: it never will be.
+        """
+        await self._is_written.wait()
+        if self._is_broken:
+            raise trio.BrokenResourceError
+
+    async def run(self) -> None:
+        """Write what is left of frames, until cancelled."""
+        while True:
+            await self._has_rest.wait()
+            self._has_rest = trio.Event()
+            while self._rest and not self._is_broken:
+                try:
+                    await trio.lowlevel.wait_writable(self._stream.fileno())
+                except (OSError, ValueError, trio.ClosedResourceError):
+                    self._is_broken = True
+                else:
+                    del self._rest[: self._write(self._rest[:PIPE_BYTES])]
+            self._is_written.set()
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            # Asked each time: a stream that is closed has no descriptor, and its number may be that of another file.
+            return os.write(self._stream.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._is_broken = True
+            return 0
+
+
+STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
+
+
+def describe_exit(returncode: int) -> str:
+    """Describe an exit in words, for a log."""
+    if returncode >= 0:
+        return f"ended with exit status {returncode}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-returncode).name}"
+    return f"was killed by signal {-returncode}"
+
+
+def exit_code_of(process_id: int) -> int | None:
+    """Return the exit code of a process that is dying or not yet waited for, as in `Popen.returncode`.
+
+    Returns:
+        None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        with open(f"/proc/{process_id}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@attrs.define(eq=False)
+class RunnerProcess(RunnerConnection):
+    """One process, with all descriptors that must be closed after it."""
+
+    _popen: subprocess.Popen[bytes]
+    _requests: trio.lowlevel.FdStream
+    _writer: FrameWriter  # of the requests
+    _replies: trio.lowlevel.FdStream
+    _errors: trio.lowlevel.FdStream
+    _lifeline: int
+    _pidfd: int | None  # of Linux only; open until the process has been reaped
+    _exited: trio.Event = attrs.field(factory=trio.Event)
+    _line: bytes = b""
+    _last_words: StderrTail = attrs.field(factory=StderrTail)
+
+    @classmethod
+    def spawn(cls, command: Sequence[str], cores: frozenset[int] | None = None) -> RunnerProcess:
+        """Start a process; return when its program has been found.
+
+        Args:
+            cores: that the process is bound to, as far as the system can do that; None for those of this one.
+        Raises:
+            ResourceShortage: no process can be started now; nothing is left of the attempt.
+        """
+        # Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
+        # and the threads in which Trio starts processes end after ten idle seconds.
+        with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
+            requests_end, requests = _open_pipe(reader=theirs, writer=ours)
+            replies, replies_end = _open_pipe(reader=ours, writer=theirs)
+            errors, errors_end = _open_pipe(reader=ours, writer=theirs)
+            life, life_end = _open_pipe(reader=ours, writer=theirs)
+            popen = subprocess.Popen(
+                command,
+                stdin=requests_end,
+                stdout=replies_end,
+                stderr=errors_end,
+                pass_fds=[life_end],
+                env={**worker_environment(), lifeline.VARIABLE: str(life_end)},
+                # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
+                start_new_session=True,
+            )
+            ours.callback(popen.wait)
+            ours.callback(popen.kill)
+            if cores is not None and sys.platform == "linux":
+                with suppress(OSError):  # the load says what is wrong with them
+                    os.sched_setaffinity(popen.pid, cores)
+            # Opened here, where it may fail: the task that waits for the end of the process has no one to tell.
+            pidfd = os.pidfd_open(popen.pid) if sys.platform == "linux" else None
+            ours.pop_all()
+        stream = trio.lowlevel.FdStream
+        to_process = stream(requests)
+        return cls(popen, to_process, FrameWriter(to_process), stream(replies), stream(errors), life, pidfd)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[RunnerProcess]:
+        """Enclose the life of the process: when left it is asked to end, then killed, and always reaped."""
+        failure: BaseException | None = None
+        trio.lowlevel.spawn_system_task(self._reap)  # may take longer than this scope waits
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._log_errors)
+            nursery.start_soon(self._writer.run)
+            try:
+                with self._idle:
+                    yield self
+                if self._idle.cancelled_caught:
+                    raise await self._death()
+            except BaseException as error:  # raised again below, without the nursery's group around it
+                failure = error
+            with trio.CancelScope(shield=True):
+                await self._end()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    def post(self, message: Posted) -> bool:
+        return self._writer.put(REQUESTS.pack(message))  # the reader of the replies learns of a death
+
+    async def gone(self) -> None:
+        """Wait until the system has freed what the process held."""
+        await self._exited.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the system says that it has ended."""
+        return self._popen.poll() is None
+
+    def discard(self) -> None:
+        """Kill a process that was never `running()`, and close what belongs to it."""
+        self._popen.kill()
+        for stream in (self._requests, self._replies, self._errors):
+            stream.close()
+        os.close(self._lifeline)
+        trio.lowlevel.spawn_system_task(self._reap)  # the system takes a while to free its memory
+
+    async def _watch(self) -> None:
+        """Wait for the end of the lifeline, whatever else is cancelled."""
+        with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
+            await trio.lowlevel.wait_readable(self._lifeline)
+            self._note_death()
+
+    async def _reap(self) -> None:
+        """Wait for the end of the process, also after its scope has ended."""
+        try:
+            await self._wait_for_exit()
+        finally:  # also if all of Trio ends first
+            self._popen.kill()
+            self._popen.wait()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+        self._exited.set()
+        self._note_death()
+
+    async def _wait_for_exit(self) -> None:
+        if self._popen.poll() is not None:  # `Popen.kill` looks first, and reaps
+            return
+        if self._pidfd is not None:
+            await trio.lowlevel.wait_readable(self._pidfd)
+            self._popen.wait()
+        else:
+            await trio.to_thread.run_sync(self._popen.wait, limiter=trio.CapacityLimiter(1))
+
+    def _kill(self) -> None:
+        self._popen.kill()
+
+    async def _send(self, frame: bytes) -> None:
+        self._writer.put(frame)
+        await self._writer.flush()
+
+    async def _receive(self) -> bytes:
+        return await self._replies.receive_some(PIPE_BYTES)
+
+    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+        self._popen.kill()  # changes no exit status of a process that is ending already
+        await self._dying.wait()
+        returncode = self._popen.returncode
+        # 0 may be yet to change: descriptors are closed before it is known how a process ends.
+        if returncode is None and not (returncode := exit_code_of(self._popen.pid)):
+            await self._exited.wait()
+            returncode = self._popen.returncode
+        self._hear_the_rest()
+        is_hang = is_hang and reason is not None
+        reason = reason or describe_exit(returncode)
+        if last_words := self._last_words.since(trio.current_time() - RECENT_S):
+            reason += "; its last words: " + " | ".join(last_words)
+        return RunnerDied(reason, returncode, is_hang=is_hang)
+
+    async def _end(self) -> None:
+        self._requests.close()
+        if not self._dying.is_set():
+            with trio.move_on_after(GRACE_S):
+                await self._exited.wait()
+            self._popen.kill()
+            await self._exited.wait()
+        self._hear_the_rest()
+        self._replies.close()
+        self._errors.close()
+        trio.lowlevel.notify_closing(self._lifeline)
+        os.close(self._lifeline)
+
+    async def _log_errors(self) -> None:
+        """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
+        with suppress(trio.ClosedResourceError):
+            while data := await self._errors.receive_some(PIPE_BYTES):
+                self._hear(data)
+
+    def _hear_the_rest(self) -> None:
+        """Log what a dead process has left in the pipe: it may be the reason."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._errors.fileno(), PIPE_BYTES):
+                self._hear(data)
+        self._log(self._line)
+        self._line = b""
+
+    def _hear(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            lines, self._line = [*lines, self._line], b""
+        for whole in lines:
+            self._log(whole)
+
+    def _log(self, line: bytes) -> None:
+        if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
+            self._last_words.hear(text, trio.current_time())
+            logger.warning("process %d: %s", self._popen.pid, text)
+
+
+def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
+    ends = os.pipe()
+    reader.callback(os.close, ends[0])
+    writer.callback(os.close, ends[1])
+    return ends
+
+
+def worker_environment() -> dict[str, str]:
+    """Return this program's environment without secrets, and with its module search path."""
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    shared = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    return {**shared, "PYTHONPATH": search_path}

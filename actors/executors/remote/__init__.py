@@ -1,0 +1,1 @@
+"""Model runners on other machines, which connect to the engine over TCP."""

@@ -1,0 +1,216 @@
+"""Worker's side: connects to an engine, and has a process compute for it, life after life.
+
+The agent imports no torch and computes nothing. It makes the connection and hands it to a fresh process of
+`triolet.workers.runner`, which then speaks with the engine itself. The agent watches both: when the process dies, it
+ends the connection; when the engine ends the connection, it ends the process, also one that hangs. Then the next life
+begins, with a connection of its own. Over TLS, and where the system cannot tell the end of a connection without reading
+from it, the agent passes the bytes on, which adds a hop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import attrs
+import trio
+
+from triolet.actors.executors.connection import describe_exit, worker_environment
+from triolet.actors.executors.group import Meeting
+from triolet.actors.executors.process import WORKER
+from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end
+from triolet.ipc import lifeline
+from triolet.ipc.handshake import Welcome
+
+logger = logging.getLogger("triolet.worker")
+
+CONNECT_S = 10.0  # until connection and handshake are made
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two attempts to reach the engine
+GRACE_S = 2.0  # from the end of a connection until its process is killed
+GROUP_BYTES = 16
+READ_BYTES = 2**16
+
+
+@attrs.frozen
+class End:
+    """Connection of one rank."""
+
+    stream: trio.abc.Stream
+    sock: trio.socket.SocketType  # below it
+
+
+@attrs.frozen
+class Agent:
+    """Worker of one engine: one process, or as many as the engine's `tensor_parallel_size`."""
+
+    engine: Address
+    token: str = attrs.field(repr=False)
+    tls: ssl.SSLContext | None = None  # that the engine's certificate must satisfy
+    command: Sequence[str] = WORKER  # starts the process, if there is one
+
+    async def run(self) -> None:
+        """Work for the engine until it refuses this worker; an engine that cannot be reached is tried again.
+
+        Raises:
+            WorkerRefused: another token, or another version.
+            FrameError: that is no engine.
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                ends = await self._connect()
+            except (OSError, EOFError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                if pause_s == FIRST_PAUSE_S:
+                    logger.warning(
+                        "the engine at %s cannot be reached (%s); trying on", self.engine, _why(error)
+                    )
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+                continue
+            pause_s = FIRST_PAUSE_S
+            logger.info("connected to the engine at %s", self.engine)
+            await self._live(ends)
+
+    async def _connect(self) -> list[End]:
+        """Connect each rank; the engine's first answer says how many there are."""
+        group, ends = secrets.token_bytes(GROUP_BYTES), list[End]()
+        num_ranks = 1
+        with trio.fail_after(CONNECT_S):
+            try:
+                while len(ends) < num_ranks:
+                    end, welcome = await self._join(group, len(ends))
+                    ends.append(end)
+                    num_ranks = welcome.num_ranks
+            except BaseException:
+                for end in ends:
+                    end.sock.close()
+                raise
+        return ends
+
+    async def _join(self, group: bytes, rank: int) -> tuple[End, Welcome]:
+        socket_stream = await trio.open_tcp_stream(self.engine.host, self.engine.port)
+        try:
+            watch_other_end(socket_stream.socket)
+            stream: trio.abc.Stream = socket_stream
+            if self.tls is not None:
+                stream = trio.SSLStream(socket_stream, self.tls, server_hostname=self.engine.host)
+            welcome = await join(stream, self.token, process_id=os.getpid(), group=group, rank=rank)
+        except BaseException:
+            socket_stream.socket.close()
+            raise
+        return End(stream, socket_stream.socket), welcome
+
+    async def _live(self, ends: Sequence[End]) -> None:
+        """Have a process for each rank compute until one of them, or the engine, ends."""
+        if len(ends) == 1:
+            await self._live_at(ends[0], self.command)
+            return
+        meeting = Meeting()
+        meeting.begin_life()
+        try:
+            async with trio.open_nursery() as nursery:
+                for rank, end in enumerate(ends):
+                    life = self._live_at(end, meeting.command(rank, len(ends)))
+                    nursery.start_soon(_until, life, nursery.cancel_scope)
+        finally:
+            meeting.close()
+
+    async def _live_at(self, end: End, command: Sequence[str]) -> None:
+        """Have a process compute at a connection until it, or the engine, ends."""
+        with end.sock:
+            if self.tls is None and sys.platform == "linux":
+                await self._compute_at(end.sock, command)
+            else:
+                await self._compute_behind(end.stream, command)
+
+    async def _compute_at(self, sock: trio.socket.SocketType, command: Sequence[str]) -> None:
+        """Have a process speak with the engine itself."""
+        os.set_blocking(sock.fileno(), True)  # for the process: the agent reads no more from it
+        async with self._process(sock, command) as life:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until, _readable(life), nursery.cancel_scope)
+                nursery.start_soon(_until, _end_of(sock), nursery.cancel_scope)
+            with suppress(OSError):  # what the process has sent last is delivered before its end is
+                sock.shutdown(socket.SHUT_WR)
+
+    async def _compute_behind(self, stream: trio.abc.Stream, command: Sequence[str]) -> None:
+        """Pass on what a process and the engine say to each other."""
+        here, there = trio.socket.socketpair()
+        with here, there:
+            os.set_blocking(there.fileno(), True)
+            async with self._process(there, command), trio.SocketStream(here) as end:
+                there.close()  # only the process has it now, and its end is the process's
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_until, _pass_on(stream, end), nursery.cancel_scope)
+                    nursery.start_soon(_until, _pass_on(end, stream), nursery.cancel_scope)
+
+    @asynccontextmanager
+    async def _process(self, sock: trio.socket.SocketType, command: Sequence[str]) -> AsyncGenerator[int]:
+        """Enclose the life of a process that speaks over a socket; give its lifeline."""
+        popen, life = _spawn(sock, command)
+        try:
+            yield life
+            with trio.move_on_after(GRACE_S):
+                await _readable(life)
+        finally:
+            popen.kill()
+            # Its memory is free before the next one loads. That takes milliseconds, and nothing else goes on here.
+            returncode = popen.wait()
+            trio.lowlevel.notify_closing(life)
+            os.close(life)
+            logger.info("the model runner's process %d %s", popen.pid, describe_exit(returncode))
+
+
+def _spawn(sock: trio.socket.SocketType, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a process; return it and the reading end of its lifeline."""
+    life, life_end = os.pipe()
+    try:
+        popen = subprocess.Popen(
+            command,
+            stdin=sock.fileno(),
+            stdout=sock.fileno(),
+            pass_fds=[life_end],
+            env={**worker_environment(), lifeline.VARIABLE: str(life_end)},
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(life)
+        raise
+    finally:
+        os.close(life_end)
+    return popen, life
+
+
+async def _until(end: Coroutine[Any, Any, None], scope: trio.CancelScope) -> None:
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await end
+    scope.cancel()
+
+
+async def _readable(fd: int) -> None:
+    await trio.lowlevel.wait_readable(fd)
+
+
+async def _end_of(sock: trio.socket.SocketType) -> None:
+    """Wait until the other end has closed the connection, without reading from it."""
+    with select.epoll() as end:
+        end.register(sock.fileno(), select.EPOLLRDHUP)
+        await trio.lowlevel.wait_readable(end.fileno())
+
+
+async def _pass_on(source: trio.abc.Stream, sink: trio.abc.Stream) -> None:
+    while data := await source.receive_some(READ_BYTES):
+        await sink.send_all(data)
+
+
+def _why(error: Exception) -> str:
+    return str(error.__cause__ or error) or type(error).__name__

@@ -1,0 +1,167 @@
+"""Connection of the engine to a worker on another machine, from its handshake to its end.
+
+Between two conversations the worker is pinged every second. A machine that vanishes is known within three seconds: idle
+from a ping without an answer, within a step from the system's own probes. When a worker's process ends, its machine
+closes the connection, and that is seen at once.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+import attrs
+import trio
+
+from triolet.actors.executors.connection import PIPE_BYTES, Posted, RunnerConnection
+from triolet.errors import RunnerDied
+from triolet.ipc.messages import REQUESTS, ImportModules, Ping, Pong
+
+PING_S = 1.0  # between two pings of an idle worker
+ANSWER_S = 2.0  # for the answer to one
+PREPARE_S = 300.0  # for the imports of a fresh process, on a machine under load
+MAX_POSTS = 64  # requests without an answer that wait to be sent
+
+
+@attrs.define(eq=False)
+class WorkerLink(RunnerConnection):
+    """Connection to one worker's process.
+
+    Its owner is, first, the port that the worker has connected to, and then the executor that takes it from there.
+    """
+
+    _stream: trio.abc.Stream
+    _socket: trio.socket.SocketType  # below the stream
+    worker: str  # the worker's machine and process, for people
+    is_prepared: bool = attrs.field(default=False, init=False)  # its process has imported what a load needs
+    _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)  # of the conversation that goes on
+    _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _posts: trio.MemorySendChannel[bytes] = attrs.field(init=False)
+    _to_post: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _cause: str | None = attrs.field(default=None, init=False)  # of its end, if a ping has found it
+
+    def __attrs_post_init__(self) -> None:
+        self._posts, self._to_post = trio.open_memory_channel(MAX_POSTS)
+
+    async def prepare(self) -> None:
+        """Have a fresh process import what a load needs.
+
+        Raises:
+            RunnerDied: it has ended, or takes too long.
+        """
+        late = f"took more than {PREPARE_S} s to import its modules"
+        async with self.conversation(PREPARE_S, late):
+            await self.ask(ImportModules())
+            await self._ping()
+
+    async def keep(self) -> None:
+        """Watch the connection until it ends; its posts are sent in here."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._ping_while_idle)
+            nursery.start_soon(self._send_posts)
+            await self._dying.wait()
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[RunnerConnection]:
+        """Enclose the life of the worker's process: when the scope is left, the connection is closed, which ends it."""
+        try:
+            with self._idle:
+                yield self
+            if self._idle.cancelled_caught:
+                raise await self._death()
+        finally:
+            self._kill()
+
+    @asynccontextmanager
+    async def conversation(self, timeout_s: float | None, late: str) -> AsyncGenerator[None]:
+        """Enclose a request and its reply, after the ping that may be on its way."""
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turn.acquire()
+        try:
+            async with RunnerConnection.conversation(self, timeout_s, late):
+                yield
+        finally:
+            self._turn.release()
+
+    def post(self, message: Posted) -> bool:
+        with suppress(trio.WouldBlock):
+            self._posts.send_nowait(REQUESTS.pack(message))
+            return True
+        return False
+
+    async def gone(self) -> None:
+        """Return: the other machine starts the next process when this one has ended."""
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._dying.is_set()
+
+    def discard(self) -> None:
+        """Close the connection, which ends the process."""
+        self._kill()
+
+    async def _ping(self) -> None:
+        """Ping and wait for the answer, within a conversation."""
+        await self.ask(Ping())
+        while not isinstance(await self.reply(), Pong):
+            pass  # progress of its imports
+
+    async def _ping_while_idle(self) -> None:
+        late = f"did not answer a ping within {ANSWER_S} s"
+        try:
+            while True:
+                await trio.sleep(PING_S)
+                if self.is_idle:
+                    async with self.conversation(ANSWER_S, late):
+                        await self._ping()
+        except RunnerDied as death:
+            self._cause = death.reason
+            self._note_death()
+            self._idle.cancel()
+
+    async def _watch(self) -> None:
+        """Note that the other end has closed the connection."""
+        if sys.platform == "linux" and self.is_alive:  # elsewhere the next ping finds it
+            with select.epoll() as end:
+                end.register(self._socket.fileno(), select.EPOLLRDHUP)
+                await trio.lowlevel.wait_readable(end.fileno())
+            # A conversation that goes on may still read the last reply, and then sees the end itself.
+            async with self._turn:
+                self._note_death()
+
+    async def _send_posts(self) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # its reader learns of that
+            async for frame in self._to_post:
+                await self._send(frame)
+
+    async def _send(self, frame: bytes) -> None:
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
+            await self._stream.send_all(frame)
+        finally:
+            self._sending.release()
+
+    async def _receive(self) -> bytes:
+        return bytes(await self._stream.receive_some(PIPE_BYTES))
+
+    def _kill(self) -> None:
+        self._socket.close()
+        self._note_death()
+
+    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+        await trio.lowlevel.checkpoint()
+        self._kill()
+        is_hang = is_hang and reason is not None
+        reason = reason or self._cause or "has ended, or cannot be reached any more"
+        prefix = f"on {self.worker} "
+        return RunnerDied(reason if reason.startswith(prefix) else prefix + reason, None, is_hang=is_hang)

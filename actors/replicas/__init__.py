@@ -1,0 +1,1 @@
+"""Replicas of an engine whose number changes."""

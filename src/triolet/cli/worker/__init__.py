@@ -1,0 +1,1 @@
+"""`triolet worker`: a worker of an engine on another machine."""

@@ -1,0 +1,1 @@
+"""Replicas of one engine: which of them computes a request, and what follows from the death of one."""

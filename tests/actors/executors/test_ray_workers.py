@@ -1,0 +1,142 @@
+"""What Ray is asked for, by a stand-in for the part of Ray that is used: places, actors, and their ends."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from triolet.actors.executors.remote import ray_workers
+from triolet.actors.executors.remote.handshaking import Address
+from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, place
+
+SOON_S = 60.0
+ENGINE = Address("127.0.0.1", 7340)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_ranks", "device", "num_gpus", "placement"),
+    [
+        (1, 1, "auto", 0, RayPlacement(({"CPU": 1},), "STRICT_PACK")),
+        (1, 4, "cuda", 0, RayPlacement(({"GPU": 4},), "STRICT_PACK")),
+        (3, 1, "cuda", 0, RayPlacement(({"GPU": 1},) * 3, "SPREAD")),
+        (3, 2, "cpu", 8, RayPlacement(({"CPU": 2},) * 3, "SPREAD")),
+        (2, 2, "auto", 4, RayPlacement(({"GPU": 2},) * 2, "SPREAD")),
+        (2, 2, "auto", 3, RayPlacement(({"CPU": 2},) * 2, "SPREAD")),
+    ],
+)
+def test_the_ranks_of_a_replica_are_on_one_machine_and_the_replicas_on_different_ones(
+    num_workers: int, num_ranks: int, device: str, num_gpus: float, placement: RayPlacement
+) -> None:
+    assert place(num_workers, num_ranks, device, num_gpus) == placement
+
+
+@attrs.define(eq=False)
+class FakeActor:
+    """An actor of Ray's whose work ends when the test says so."""
+
+    strategy: SimpleNamespace
+    options: dict[str, Any]
+    arguments: tuple[object, ...]
+    ended: Future[None] = attrs.field(factory=Future)
+
+    @property
+    def work(self) -> Any:
+        return SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: self.ended))
+
+
+class FakeRay(ModuleType):
+    """A cluster with some GPUs."""
+
+    def __init__(self, num_gpus: int) -> None:
+        super().__init__("ray")
+        self.num_gpus = num_gpus
+        self.groups: list[SimpleNamespace] = []
+        self.actors: list[FakeActor] = []
+        self.killed: list[FakeActor] = []
+        self.removed: list[SimpleNamespace] = []
+        self.util = SimpleNamespace(placement_group=self._reserve, remove_placement_group=self.removed.append)
+        self.kill = self.killed.append
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 8.0, "GPU": float(self.num_gpus)} if self.num_gpus else {"CPU": 8.0}
+
+    def _reserve(self, bundles: list[dict[str, float]], strategy: str) -> SimpleNamespace:
+        self.groups.append(SimpleNamespace(bundles=bundles, strategy=strategy))
+        return self.groups[-1]
+
+    def remote(self, kind: type) -> Any:
+        assert kind is WorkerHost
+
+        def options(*, scheduling_strategy: SimpleNamespace, **given: Any) -> SimpleNamespace:
+            def make(*arguments: object) -> FakeActor:
+                self.actors.append(FakeActor(scheduling_strategy, given, arguments))
+                return self.actors[-1]
+
+            return SimpleNamespace(remote=make)
+
+        return SimpleNamespace(options=options)
+
+
+def strategy(group: SimpleNamespace, placement_group_bundle_index: int) -> SimpleNamespace:
+    return SimpleNamespace(group=group, bundle=placement_group_bundle_index)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake, strategies = FakeRay(num_gpus=4), ModuleType("ray.util.scheduling_strategies")
+    strategies.PlacementGroupSchedulingStrategy = strategy  # type: ignore[attr-defined]
+    for name, module in (("ray", fake), ("ray.util.scheduling_strategies", strategies)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "ray.util", ModuleType("ray.util"))
+    monkeypatch.setattr(ray_workers, "PAUSE_S", 0.0)
+    return fake
+
+
+async def until_there_are(ray: FakeRay, number: int) -> None:
+    with trio.fail_after(SOON_S):
+        while len(ray.actors) < number:  # noqa: ASYNC110 - threads make them
+            await trio.sleep(0.01)
+
+
+async def test_each_replica_is_an_actor_in_a_bundle_of_its_own_with_a_device_for_each_rank(
+    ray: FakeRay,
+) -> None:
+    workers = RayWorkers(2, "auto", num_ranks=2)
+    workers.start(ENGINE, "token")
+    await until_there_are(ray, 2)
+    workers.close()
+    [group] = ray.groups
+    assert (group.bundles, group.strategy) == ([{"GPU": 2}, {"GPU": 2}], "SPREAD")
+    assert sorted(actor.strategy.bundle for actor in ray.actors) == [0, 1]
+    for actor in ray.actors:
+        assert actor.strategy.group is group
+        assert actor.options == {"num_gpus": 2, "max_restarts": 0}
+        assert actor.arguments == (ENGINE.host, ENGINE.port, "token")
+
+
+async def test_an_actor_that_ends_is_followed_by_one_in_its_place_until_the_engine_closes(
+    ray: FakeRay,
+) -> None:
+    workers = RayWorkers(2, "cpu")
+    workers.start(ENGINE, "token")
+    await until_there_are(ray, 2)
+    dead, other = ray.actors
+    dead.ended.set_exception(RuntimeError("its node is gone"))
+    await until_there_are(ray, 3)
+    assert ray.actors[2].strategy.bundle == dead.strategy.bundle
+    await trio.sleep(0.1)
+    workers.close()
+    assert {*ray.killed} == {other, ray.actors[2]}
+    assert ray.removed == ray.groups
+    ray.actors[2].ended.set_result(None)
+    await trio.sleep(0.1)
+    assert len(ray.actors) == 3

@@ -1,0 +1,390 @@
+"""Workers over TCP: their end in every form costs the streams a pause, and strangers on the port cost nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trustme
+
+from tests.actors.executors.harness import (
+    TOKEN,
+    ask_six,
+    first_step,
+    ignore,
+    life,
+    open_files,
+    processes_here,
+    remote_that,
+    second_step,
+)
+from tests.actors.harness import unexpected
+from tests.scale import num_cases
+from triolet.actors.executors.registry import open_executor
+from triolet.actors.executors.remote import handshaking, link, port
+from triolet.actors.executors.remote.agent import Agent
+from triolet.actors.executors.remote.executor import RemoteExecutor
+from triolet.actors.executors.remote.handshaking import Address
+from triolet.actors.executors.remote.port import WorkerPort
+from triolet.config.engine import EngineConfig
+from triolet.errors import ConfigError, FrameError, ModelError, RunnerDied, WorkerRefused
+from triolet.ipc.handshake import CHALLENGE_BYTES, HELLO, PROOF_BYTES, Hello, refusal_of, seal
+from triolet.ipc.messages import LAYOUT, REPLIES, Pong
+
+SOON_S = 60.0  # on a machine under load
+FAKE_WORKER = (sys.executable, "-P", "-m", "tests.actors.executors.fake_worker")
+workers_here = partial(processes_here, FAKE_WORKER[-1])
+CONFIG = EngineConfig(model="nowhere", tokenizer="nowhere", runner="remote")
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = open_files()
+    yield
+    assert open_files() == before
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[WorkerPort]:
+    made = WorkerPort(Address("127.0.0.1", 0), TOKEN)
+    made.start()
+    yield made
+    made.close()
+    await made.closed.wait()
+
+
+async def serve(nursery: trio.Nursery, handle: Callable[[trio.SocketStream], Awaitable[None]]) -> Address:
+    """Serve on a free port of this machine, and return its address."""
+    [listener] = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
+    return Address("127.0.0.1", listener.socket.getsockname()[1])
+
+
+async def death_while_idle(executor: RemoteExecutor, cause: Callable[[], None]) -> tuple[RunnerDied, float]:
+    """Return the death that ends a life which computes nothing, and how long after its cause it did, seconds."""
+    began_s = 0.0
+    try:
+        async with executor.running():
+            await executor.start(ignore)
+            await executor.execute(first_step(), unexpected)
+            cause()
+            began_s = trio.current_time()
+            await trio.sleep(SOON_S)
+    except RunnerDied as died:
+        return died, trio.current_time() - began_s
+    pytest.fail("it lives on")
+
+
+# ----------------------------------------------------------------------------------------------- deaths
+
+
+async def test_streams_go_on_after_the_death_of_a_workers_process(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    with trio.fail_after(SOON_S):
+        assert await ask_six(remote_that(nursery, "kill", 7, tmp_path / "mark")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("misdeed", ["exit", "rubbish", "segfault", "half_a_frame", "another_step", "raise"])
+async def test_streams_go_on_after_every_kind_of_death(
+    misdeed: str, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    with trio.fail_after(SOON_S):
+        assert await ask_six(remote_that(nursery, misdeed, 7, tmp_path / "mark")) == 1
+
+
+async def test_an_idle_process_that_is_stopped_is_known_within_three_seconds_and_ends(
+    nursery: trio.Nursery,
+) -> None:
+    executor, stopped = remote_that(nursery), list[int]()
+
+    def stop() -> None:
+        stopped.extend(workers_here())
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    died, took_s = await death_while_idle(executor, stop)
+    assert re.search(r"on .*, process \d+, did not answer a ping within 2.0 s$", str(died))
+    assert took_s < 4.0  # three, and what a busy machine adds
+    assert died.returncode is None
+    with trio.fail_after(SOON_S):  # it would never end by itself
+        while stopped[0] in workers_here():  # noqa: ASYNC110 - the system ends it
+            await trio.sleep(0.05)
+        assert await life(executor, first_step(), second_step())
+
+
+async def test_a_process_that_dies_idle_is_known_at_once(nursery: trio.Nursery) -> None:
+    died, took_s = await death_while_idle(
+        remote_that(nursery), lambda: os.kill(workers_here()[0], signal.SIGKILL)
+    )
+    assert str(died).endswith(", has ended, or cannot be reached any more")
+    assert took_s < link.PING_S
+
+
+@pytest.mark.slow
+async def test_a_machine_that_vanishes_is_known_within_three_seconds(listening: WorkerPort) -> None:
+    """A relay that goes silent while both of its connections stay open."""
+    is_there = trio.Event()
+    is_there.set()
+
+    async def pass_on(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        async for data in source:
+            await is_there.wait()
+            await sink.send_all(data)
+
+    async def relay(worker: trio.SocketStream) -> None:
+        engine = await trio.open_tcp_stream("127.0.0.1", listening.address.port)
+        async with engine, trio.open_nursery() as both:
+            both.start_soon(pass_on, worker, engine)
+            both.start_soon(pass_on, engine, worker)
+
+    executor = RemoteExecutor(CONFIG, listening)
+    async with trio.open_nursery() as nursery:
+        between = await serve(nursery, relay)
+        nursery.start_soon(Agent(between, TOKEN, command=FAKE_WORKER).run)
+
+        def vanish() -> None:
+            nonlocal is_there
+            is_there = trio.Event()
+
+        died, took_s = await death_while_idle(executor, vanish)
+        assert "did not answer a ping" in str(died)
+        assert took_s < 4.0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_second_worker_takes_over_and_the_streams_go_on(
+    listening: WorkerPort, tmp_path: Path
+) -> None:
+    killer = (*FAKE_WORKER, "kill", "7", str(tmp_path / "mark"))
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(Agent(listening.address, TOKEN, command=killer).run)
+        with trio.fail_after(SOON_S):
+            assert await ask_six(RemoteExecutor(CONFIG, listening)) == 1
+        nursery.cancel_scope.cancel()
+    assert workers_here() == []
+
+
+@pytest.mark.slow
+async def test_an_engine_that_ends_leaves_no_process_and_its_successor_is_found(
+    nursery: trio.Nursery,
+) -> None:
+    first = WorkerPort(Address("127.0.0.1", 0), TOKEN)
+    nursery.start_soon(Agent(first.address, TOKEN, command=FAKE_WORKER).run)
+    assert await life(RemoteExecutor(CONFIG, first), first_step())
+    first.close()
+    await first.closed.wait()
+    second = WorkerPort(first.address, TOKEN)
+    with trio.fail_after(SOON_S):
+        assert await life(RemoteExecutor(CONFIG, second), first_step())
+    nursery.cancel_scope.cancel()
+    second.close()
+    with trio.CancelScope(shield=True):
+        await second.closed.wait()
+
+
+# -------------------------------------------------------------------------------------------- strangers
+
+
+async def refusal_by(listening: WorkerPort, token: str = TOKEN) -> str:
+    with pytest.raises(WorkerRefused) as caught, trio.fail_after(SOON_S):
+        await Agent(listening.address, token, command=FAKE_WORKER).run()
+    return str(caught.value)
+
+
+async def test_a_worker_with_another_token_is_told_so(listening: WorkerPort) -> None:
+    assert await refusal_by(listening, "other") == (
+        "the engine refuses this worker: both ends must have the same worker token; got a proof of another one"
+    )
+
+
+async def test_a_worker_of_another_version_is_told_so(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshaking, "refusal_of", lambda hello, version: refusal_of(hello, "9.9"))
+    assert await refusal_by(listening) == (
+        "the engine refuses this worker: both ends must run the same version of triolet; the worker runs "
+        f"{handshaking.VERSION}, the engine 9.9"
+    )
+
+
+async def test_a_server_of_another_kind_is_no_engine(nursery: trio.Nursery) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(
+                b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+
+    address = await serve(nursery, answer)
+    with pytest.raises(FrameError, match="an engine must begin with"), trio.fail_after(SOON_S):
+        await Agent(address, TOKEN, command=FAKE_WORKER).run()
+
+
+async def bother(address: Address, draw: random.Random) -> None:
+    """Connect as a stranger, and stay until the port ends the connection, or leave before."""
+    hello = seal(
+        Hello("1", LAYOUT, b"c" * CHALLENGE_BYTES, "host", 1, b"", 0), "other", b"e" * CHALLENGE_BYTES
+    )
+    data = draw.choice(
+        [
+            b"",
+            draw.randbytes(draw.randrange(1, 5000)),
+            HELLO + b"\xff\xff",
+            HELLO + b"\x00\x00" + bytes(PROOF_BYTES),
+            hello,
+            hello[: draw.randrange(len(hello))],
+            REPLIES.pack(Pong()),
+        ]
+    )
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    async with stream:
+        with suppress(trio.BrokenResourceError):
+            if draw.random() < 0.5:
+                for byte in data[:100]:
+                    await stream.send_all(bytes([byte]))
+                    await trio.sleep(draw.random() * 0.02)
+            elif data:
+                await stream.send_all(data)
+            while draw.random() < 0.9 and await stream.receive_some(1000):
+                pass
+
+
+async def test_strangers_with_rubbish_and_slow_bytes_cost_the_streams_nothing_and_are_dropped(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(port, "HANDSHAKE_S", 0.5)
+    draw = random.Random(5)
+    async with trio.open_nursery() as nursery, trio.open_nursery() as strangers:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=FAKE_WORKER).run)
+        for _ in range(num_cases(150)):
+            strangers.start_soon(bother, listening.address, draw)
+        with trio.fail_after(SOON_S):
+            assert await ask_six(RemoteExecutor(CONFIG, listening)) == 0
+            while strangers.child_tasks:  # noqa: ASYNC110 - the port ends the connections of those that stay
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+    refused = [record for record in caplog.records if "is refused" in record.getMessage()]
+    assert 0 < len(refused) < 20, "a line a second at most"
+
+
+@pytest.mark.slow
+async def test_silent_peers_keep_no_worker_out(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "HANDSHAKE_S", SOON_S)
+    silent = [
+        await trio.open_tcp_stream("127.0.0.1", listening.address.port) for _ in range(port.MAX_UNKNOWN + 5)
+    ]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=FAKE_WORKER).run)
+        with trio.fail_after(SOON_S / 2):
+            assert await life(RemoteExecutor(CONFIG, listening), first_step())
+            for stream in silent[:5]:  # the oldest have made room
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(1000):
+                        pass
+        nursery.cancel_scope.cancel()
+    for stream in silent:
+        await trio.aclose_forcefully(stream)
+
+
+# -------------------------------------------------------------------------------------------------- TLS
+
+
+@attrs.frozen
+class Certificate:
+    file: str
+    authority: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    ca = trustme.CA()
+    file = tmp_path_factory.mktemp("tls") / "cert.pem"
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    return Certificate(str(file), context)
+
+
+async def test_with_a_certificate_workers_speak_tls_and_their_death_is_known(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"worker_listen": "127.0.0.1:0", "worker_token": TOKEN}
+    secured = WorkerPort.of(attrs.evolve(CONFIG, worker_certfile=certificate.file, **fields))
+    command = (*FAKE_WORKER, "kill", "7", str(tmp_path / "mark"))
+    async with trio.open_nursery() as nursery:
+        secured.start()
+        nursery.start_soon(Agent(secured.address, TOKEN, certificate.authority, command).run)
+        with trio.fail_after(SOON_S):
+            assert await ask_six(RemoteExecutor(CONFIG, secured)) == 1
+        nursery.cancel_scope.cancel()
+    secured.close()
+    await secured.closed.wait()
+    assert workers_here() == []
+
+
+# ------------------------------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"worker_token": "t"}, "worker_listen must be HOST:PORT with runner 'remote'; got None"),
+        ({"worker_listen": "127.0.0.1:0"}, "worker_token must be a text with runner 'remote'; got None"),
+        (
+            {"worker_listen": "127.0.0.1:0", "worker_token": "t", "worker_certfile": "nowhere.pem"},
+            "worker_certfile must be a certificate chain with its private key",
+        ),
+        (
+            {"worker_listen": "192.0.2.1:0", "worker_token": "t"},
+            "worker_listen must be an address of this machine with a free port",
+        ),
+        (
+            {"runner": "thread", "worker_listen": "127.0.0.1:0"},
+            "worker_listen must be given together with runner 'remote' or 'ray', and not 'thread'; got '127.0.0.1:0'",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=re.escape(message)),
+        open_executor(attrs.evolve(CONFIG, **fields)),
+    ):
+        pytest.fail("it is open")
+
+
+@pytest.mark.slow
+async def test_a_model_that_only_the_worker_has_needs_a_tokenizer_here(listening: WorkerPort) -> None:
+    executor = RemoteExecutor(attrs.evolve(CONFIG, tokenizer=None), listening)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=FAKE_WORKER).run)
+        with pytest.raises(
+            ModelError, match=r"got nowhere, which is not on this machine \(give it as tokenizer\)"
+        ):
+            await life(executor)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:7340", "[::1]:7340", "host.example:0"])
+def test_an_address_reads_as_it_was_written(text: str) -> None:
+    assert str(Address.parse(text)) == text
