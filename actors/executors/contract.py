@@ -54,6 +54,10 @@ class WorkerSupply(Protocol):
         """Number of workers that wait to be taken."""
         ...
 
+    def want(self, num_workers: int) -> None:
+        """Say how many workers there should be, those that are taken included; more than these are not needed."""
+        ...
+
 
 class Executor(Protocol):
     """Place where the model runs."""

@@ -74,8 +74,7 @@ def open_remote_executors(
     if config.runner == "ray":
         from triolet.actors.executors.remote.ray_workers import port_for_ray
 
-        port, workers = port_for_ray(config, num_first)
-        port.on_start = workers.start
+        port, workers = port_for_ray(config, num_first, may_change=num_executors > num_first)
     else:
         port = WorkerPort.of(config)
     # A worker finds the model that ships with the package in its own.

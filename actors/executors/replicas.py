@@ -63,8 +63,8 @@ def replica_configs(config: EngineConfig) -> tuple[EngineConfig, ...]:
 
 
 def _check_autoscale(config: EngineConfig) -> None:
-    if config.runner != "remote":
-        rule = f"given with runner 'remote', and not {config.runner!r}"
+    if config.runner not in REMOTE:
+        rule = f"given with runner 'remote' or 'ray', and not {config.runner!r}"
         raise ConfigError("autoscale", rule, config.autoscale)
     if config.replicas is not None:
         raise ConfigError("replicas", "none with autoscale, which says how many there are", config.replicas)

@@ -128,6 +128,7 @@ async def autoscaler_actor(
     while True:
         now_s = trio.current_time()
         target = policy.decide(core.load(), now_s)
+        supply.want(target)
         # One that cannot be started is made up for by one more.
         num_first = sum(each.is_scheduling for each in core.replicas[: policy.min_replicas])
         follow_target(replicas, target - num_first, supply.num_ready, now_s)

@@ -33,6 +33,11 @@ class FakeSupply:
     """Workers that wait."""
 
     num_ready: int = 0
+    wanted: list[int] = attrs.field(factory=list)  # numbers that were asked for, each once in a row
+
+    def want(self, num_workers: int) -> None:
+        if self.wanted[-1:] != [num_workers]:
+            self.wanted.append(num_workers)
 
 
 class WorkerExecutor(MortalExecutor):
@@ -135,6 +140,22 @@ async def test_a_worker_that_joins_while_requests_wait_is_used(autojump_clock: M
         supply.num_ready += 1
         await trio.sleep(LOAD_S + 2)
         assert states(engine) == ["lives", "lives", "parked"]
+
+
+async def test_a_worker_is_asked_for_while_requests_wait_and_not_wanted_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    supply = FakeSupply(num_ready=1)
+    async with growing_engine(supply, most=2) as (engine, _):
+        async with long_queue(engine):
+            await trio.sleep(GROW_S + 3)
+            assert states(engine) == ["lives", "parked"]
+            assert supply.wanted == [1, 2]
+            supply.num_ready += 1
+            await until(engine, ["lives", "lives"])
+        await trio.sleep(SHRINK_S + 5)
+        assert supply.wanted == [1, 2, 1]
+        assert states(engine) == ["lives", "parked"]
 
 
 async def test_a_replica_that_is_not_needed_finishes_what_it_has_and_gets_nothing_more(

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.e2e.test_remote_workers import FIELDS, answers_of
 from tests.model.tiny import make_model
 from triolet.actors.executors import registry
 from triolet.config.engine import EngineConfig
+from triolet.core.replicas.autoscale import AutoscalePolicy
+from triolet.engine import open_engine
 from triolet.errors import ConfigError
 
 WAIT_S = 600.0  # on a busy machine a process of Ray takes minutes to start
@@ -128,6 +131,43 @@ async def test_streams_go_on_when_a_process_an_actor_or_a_node_ends(cluster: Any
         await broken_by(remove_node)
         assert len(workers()) == 1
         assert await answers_of(engine) == expected
+    await until(lambda: not workers())
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("default")
+async def test_a_node_that_joins_is_used_while_requests_wait_and_given_back_afterwards(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_engine, "AutoscalePolicy", partial(AutoscalePolicy, grow_s=0.5, shrink_s=3.0))
+    folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
+    async with triolet.open_engine(folder, **FIELDS) as engine:
+        expected = await answers_of(engine)
+    async with triolet.open_engine(
+        folder,
+        runner="ray",
+        worker_listen="127.0.0.1:0",
+        autoscale=(1, 2),
+        **{**FIELDS, "max_num_seqs": 2},
+    ) as engine:
+        is_over = False
+
+        async def read() -> None:
+            while not is_over:
+                assert await answers_of(engine) == expected
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await until(lambda: engine.statistics().num_requests_waiting > 0)
+            assert len(workers()) == 1
+            await trio.to_thread.run_sync(partial(cluster.add_node, num_cpus=1))
+            await until(lambda: engine.statistics().replicas[1].steps > 0)
+            assert len(workers()) == 2
+            is_over = True
+        await until(lambda: len(actors()) == 1)
+        assert await answers_of(engine) == expected
+        assert engine.statistics().num_restarts == 0
     await until(lambda: not workers())
 
 

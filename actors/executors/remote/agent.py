@@ -29,7 +29,7 @@ from triolet.actors.executors.group import Meeting
 from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end
 from triolet.ipc import lifeline
-from triolet.ipc.handshake import Welcome
+from triolet.ipc.handshake import MAX_NAME_CHARS, Welcome
 
 logger = logging.getLogger("triolet.worker")
 
@@ -56,6 +56,7 @@ class Agent:
     token: str = attrs.field(repr=False)
     tls: ssl.SSLContext | None = None  # that the engine's certificate must satisfy
     command: Sequence[str] = WORKER  # starts the process, if there is one
+    name: str = attrs.field(factory=socket.gethostname)  # that the engine knows it by
 
     async def run(self) -> None:
         """Work for the engine until it refuses this worker; an engine that cannot be reached is tried again.
@@ -103,7 +104,14 @@ class Agent:
             stream: trio.abc.Stream = socket_stream
             if self.tls is not None:
                 stream = trio.SSLStream(socket_stream, self.tls, server_hostname=self.engine.host)
-            welcome = await join(stream, self.token, process_id=os.getpid(), group=group, rank=rank)
+            welcome = await join(
+                stream,
+                self.token,
+                name=self.name[:MAX_NAME_CHARS],
+                process_id=os.getpid(),
+                group=group,
+                rank=rank,
+            )
         except BaseException:
             socket_stream.socket.close()
             raise

@@ -74,10 +74,13 @@ async def admit(stream: trio.abc.Stream, token: str, num_ranks: int) -> Hello:
     return hello
 
 
-async def join(stream: trio.abc.Stream, token: str, *, process_id: int, group: bytes, rank: int) -> Welcome:
+async def join(
+    stream: trio.abc.Stream, token: str, *, name: str, process_id: int, group: bytes, rank: int
+) -> Welcome:
     """Introduce a worker to an engine, on the worker's side; the caller bounds the time.
 
     Args:
+        name: of the worker, for people, at most `MAX_NAME_CHARS`.
         process_id: of the worker.
         group: the same for all ranks of one worker.
         rank: of this connection.
@@ -88,7 +91,6 @@ async def join(stream: trio.abc.Stream, token: str, *, process_id: int, group: b
     """
     challenge = challenge_of(await _exactly(stream, GREETING_BYTES))
     mine = secrets.token_bytes(CHALLENGE_BYTES)
-    name = socket.gethostname()[:MAX_NAME_CHARS]
     hello = Hello(VERSION, LAYOUT, mine, name, process_id, group, rank)
     await stream.send_all(seal(hello, token, challenge))
     return unseal_welcome(await _packet(stream, Welcome), token, mine + challenge)

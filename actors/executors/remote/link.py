@@ -34,6 +34,7 @@ class WorkerLink(RunnerConnection):
 
     _stream: trio.abc.Stream
     _socket: trio.socket.SocketType  # below the stream
+    name: str  # that the worker has given itself
     worker: str  # the worker's machine and process, for people
     is_prepared: bool = attrs.field(default=False, init=False)  # its process has imported what a load needs
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)  # of the conversation that goes on

@@ -56,6 +56,8 @@ class WorkerPort:
         self.address = Address(address.host, self._socket.getsockname()[1])
         self.on_start: Callable[[Address, str], None] = lambda address, token: None
         """Called with address and token when the port begins to listen."""
+        self.on_want: Callable[[int], None] = lambda num_workers: None
+        """Called with the number of workers that there should be, again and again."""
         self.kv_cache: ModelInfo | None = None
         """Model of the first worker that has loaded one."""
         self.closed = trio.Event()
@@ -106,6 +108,15 @@ class WorkerPort:
         """Number of workers that wait to be taken."""
         return len(self._ready)
 
+    def want(self, num_workers: int) -> None:
+        """Say how many workers there should be, those that are taken included; see `on_want`."""
+        self.on_want(num_workers)
+
+    def has_taken(self, prefix: str) -> bool:
+        """Return whether a worker that has a name with this beginning was taken, and lives."""
+        waiting = {link for ranks in self._ready for link in ranks}
+        return any(link.is_prepared and link.name.startswith(prefix) for link in self._links - waiting)
+
     async def take(self) -> tuple[WorkerLink, ...]:
         """Wait for a worker that is ready, and return its ranks."""
         await trio.lowlevel.checkpoint()
@@ -150,7 +161,7 @@ class WorkerPort:
             name = "".join(char if char.isprintable() else "?" for char in hello.name)
             rank = "" if self._num_ranks == 1 else f", rank {hello.rank}"
             await self._offer(
-                WorkerLink(stream, socket_stream.socket, f"{name}, process {hello.process_id}{rank},"),
+                WorkerLink(stream, socket_stream.socket, name, f"{name}, process {hello.process_id}{rank},"),
                 hello.group,
                 hello.rank,
             )

@@ -158,8 +158,8 @@ class EngineConfig(Configuration):
     )
     autoscale: tuple[int, int] | None = option(
         # no default: workers that are not needed now cost their owner something
-        "Least and greatest number of replicas, MIN,MAX, with runner remote: while requests wait, a worker that waits "
-        "becomes one more; when few are left for a minute, one ends.",
+        "Least and greatest number of replicas, MIN,MAX, with runner remote or ray: while requests wait, a worker that "
+        "waits becomes one more; when few are left for a minute, one ends.",
         default=None,
         rule=bounds(1, MAX_REPLICAS),
     )

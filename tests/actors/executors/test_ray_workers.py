@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import trio
 
 from triolet.actors.executors.remote import ray_workers
 from triolet.actors.executors.remote.handshaking import Address
-from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, place
+from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, placement_of
 
 SOON_S = 60.0
 ENGINE = Address("127.0.0.1", 7340)
@@ -33,7 +35,7 @@ ENGINE = Address("127.0.0.1", 7340)
 def test_the_ranks_of_a_replica_are_on_one_machine_and_the_replicas_on_different_ones(
     num_workers: int, num_ranks: int, device: str, num_gpus: float, placement: RayPlacement
 ) -> None:
-    assert place(num_workers, num_ranks, device, num_gpus) == placement
+    assert placement_of(num_workers, num_ranks, device, num_gpus) == placement
 
 
 @attrs.define(eq=False)
@@ -101,16 +103,20 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-async def until_there_are(ray: FakeRay, number: int) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(SOON_S):
-        while len(ray.actors) < number:  # noqa: ASYNC110 - threads make them
+        while not condition():  # noqa: ASYNC110 - threads make it true
             await trio.sleep(0.01)
+
+
+async def until_there_are(ray: FakeRay, number: int) -> None:
+    await until(lambda: len(ray.actors) >= number)
 
 
 async def test_each_replica_is_an_actor_in_a_bundle_of_its_own_with_a_device_for_each_rank(
     ray: FakeRay,
 ) -> None:
-    workers = RayWorkers(2, "auto", num_ranks=2)
+    workers = RayWorkers(bool, 2, "auto", num_ranks=2)
     workers.start(ENGINE, "token")
     await until_there_are(ray, 2)
     workers.close()
@@ -120,13 +126,14 @@ async def test_each_replica_is_an_actor_in_a_bundle_of_its_own_with_a_device_for
     for actor in ray.actors:
         assert actor.strategy.group is group
         assert actor.options == {"num_gpus": 2, "max_restarts": 0}
-        assert actor.arguments == (ENGINE.host, ENGINE.port, "token")
+        assert actor.arguments[:3] == (ENGINE.host, ENGINE.port, "token")
+    assert len({actor.arguments[3] for actor in ray.actors}) == 2
 
 
 async def test_an_actor_that_ends_is_followed_by_one_in_its_place_until_the_engine_closes(
     ray: FakeRay,
 ) -> None:
-    workers = RayWorkers(2, "cpu")
+    workers = RayWorkers(bool, 2, "cpu")
     workers.start(ENGINE, "token")
     await until_there_are(ray, 2)
     dead, other = ray.actors
@@ -140,3 +147,56 @@ async def test_an_actor_that_ends_is_followed_by_one_in_its_place_until_the_engi
     ray.actors[2].ended.set_result(None)
     await trio.sleep(0.1)
     assert len(ray.actors) == 3
+
+
+async def test_a_further_worker_is_asked_for_when_it_is_wanted_and_its_place_is_given_back_afterwards(
+    ray: FakeRay,
+) -> None:
+    computing = set[str]()
+    workers = RayWorkers(computing.__contains__, 1, "auto", num_ranks=2, may_change=True)
+    workers.start(ENGINE, "token")
+    await until_there_are(ray, 1)
+    workers.want(1)
+    await trio.sleep(0.1)
+    assert len(ray.actors) == 1
+    workers.want(3)
+    await until_there_are(ray, 3)
+    assert [(group.bundles, group.strategy) for group in ray.groups] == [([{"GPU": 2}], "STRICT_PACK")] * 3
+    assert len({id(actor.strategy.group) for actor in ray.actors}) == 3
+    computing |= {str(actor.arguments[3]) for actor in ray.actors if actor is not ray.actors[1]}
+    workers.want(1)
+    await until(lambda: len(ray.removed) == 1)
+    [idle] = ray.killed
+    assert idle is ray.actors[1]
+    assert ray.removed == [idle.strategy.group]
+    idle.ended.set_exception(RuntimeError("it was killed"))
+    workers.want(1)
+    await trio.sleep(0.1)
+    assert len(ray.removed) == 1, "both others compute"
+    assert len(ray.actors) == 3, "nothing comes after a worker that was given back"
+    computing.clear()
+    workers.want(1)
+    await until(lambda: len(ray.removed) == 2)
+    workers.close()
+    assert len(ray.removed) == 3
+    assert {*map(id, ray.killed)} == {*map(id, ray.actors)}
+
+
+async def test_places_that_ray_reserves_while_the_engine_closes_are_given_back(ray: FakeRay) -> None:
+    workers = RayWorkers(bool, 2, "cpu")
+    is_asked, may_answer = threading.Event(), threading.Event()
+    reserve = ray.util.placement_group
+
+    def slowly(*arguments: Any, **named: Any) -> SimpleNamespace:
+        is_asked.set()
+        assert may_answer.wait(SOON_S)
+        group: SimpleNamespace = reserve(*arguments, **named)
+        return group
+
+    ray.util.placement_group = slowly
+    workers.start(ENGINE, "token")
+    await until(is_asked.is_set)
+    workers.close()
+    may_answer.set()
+    await until(lambda: ray.removed == ray.groups != [])
+    assert ray.actors == []

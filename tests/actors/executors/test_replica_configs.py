@@ -112,7 +112,7 @@ def test_more_replicas_than_cores_are_refused() -> None:
         ({"replicas": 2, "runner": "thread"}, "replicas must be 1 with runner 'thread'; got 2"),
         (
             {"autoscale": (1, 2)},
-            r"autoscale must be given with runner 'remote', and not 'auto'; got \(1, 2\)",
+            r"autoscale must be given with runner 'remote' or 'ray', and not 'auto'; got \(1, 2\)",
         ),
         (
             {"autoscale": (1, 2), "runner": "remote", "replicas": 2},
