@@ -44,7 +44,7 @@ from crowd import Crowd
 import triolet
 from triolet import EngineConfig
 from triolet.actors import supervision_tree
-from triolet.actors.executors.group import GroupExecutor
+from triolet.actors.executors.group import LocalGroup
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.supervisor import Supervisor
 from triolet.core.load_progress import OnProgress
@@ -136,12 +136,12 @@ class WatchedProcess(Watched, ProcessExecutor):
         self.kills, self.processes = kills, [self]
 
 
-class WatchedGroup(Watched, GroupExecutor):
+class WatchedGroup(Watched, LocalGroup):
     """Several processes."""
 
     def __init__(self, config: EngineConfig, kills: list[Kill]) -> None:
         super().__init__(config)
-        self.kills, self.processes = kills, self._ranks
+        self.kills, self.processes = kills, [*self._ranks]
 
 
 class PatientSupervisor(Supervisor):
