@@ -166,7 +166,10 @@ class RayWorkers:
             self._places.remove(place)
         if free:
             logger.info("Ray gets back the places of %d workers, which are not needed now", len(free))
-            await trio.to_thread.run_sync(_leave, free)
+            try:
+                await trio.to_thread.run_sync(_leave, free)
+            except Exception:  # there is no cluster any more
+                logger.exception("Ray cannot take back places")
 
     async def _try_on(self, reserve: Callable[[], list[Place]]) -> list[Place]:
         """Reserve places; try again until that succeeds."""
