@@ -161,7 +161,7 @@ async def test_a_node_that_joins_is_used_while_requests_wait_and_given_back_afte
             nursery.start_soon(read)
             await until(lambda: engine.statistics().num_requests_waiting > 0)
             assert len(workers()) == 1
-            await trio.to_thread.run_sync(partial(cluster.add_node, num_cpus=1))
+            cluster.add_node(num_cpus=1)  # which only the main thread can do
             await until(lambda: engine.statistics().replicas[1].steps > 0)
             assert len(workers()) == 2
             is_over = True
