@@ -323,6 +323,9 @@ class _Connection(TCPServer):
     def end_writing(self) -> None:
         """Tell the client that nothing more comes, without the passes that it takes to end the connection."""
         if not self._is_closing and not self.send_lock.locked():
+            self._note_reason(
+                "shutdown" if self.context.terminated.is_set() else "server"
+            )  # before the client's end
             self._client.end_writing()
 
     def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
