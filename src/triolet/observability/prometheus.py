@@ -430,10 +430,10 @@ def pieces_of(registry: CollectorRegistry) -> Iterator[bytes]:
         families.append(family)
         num_samples += len(family.samples)
         if num_samples >= SAMPLES_AT_ONCE:
-            yield generate_latest(_Part(tuple(families)))  # type: ignore[arg-type]
+            yield generate_latest(_Part(tuple(families)))
             families, num_samples = [], 0
     if families:
-        yield generate_latest(_Part(tuple(families)))  # type: ignore[arg-type]
+        yield generate_latest(_Part(tuple(families)))
 
 
 def decade_buckets(most: int) -> tuple[float, ...]:
