@@ -1,7 +1,7 @@
 """What one hostile client costs another one: named attacks on a real server, watched from a process of their own.
 
     python benchmarks/attacks.py [--seconds 5] [--only NAME ...] [--list] [--output FILE]
-    python benchmarks/attacks.py --together 60 [--settle 30] [--only NAME ...] [--output FILE]
+    python benchmarks/attacks.py --together 60 [--settle 30] [--apart] [--only NAME ...] [--output FILE]
     python benchmarks/attacks.py --stalled [--rounds 3] [--output FILE]
 
 For each attack a fresh `triolet serve` with triolet-nano is started on loopback. One process attacks with one API key.
@@ -27,7 +27,8 @@ do not read and 20 requests are half sent.
 
 Attackers run with the lowest priority (nice 19) and connect from another address of loopback: they stand for clients
 on other machines, which take no processor time from the server. On a quiet machine no latency should be above 100 ms.
-A busy machine shows its own delays as well: the attack `nothing` is the baseline.
+A busy machine shows its own delays as well: the attack `nothing` is the baseline. With `--apart` the attackers have one
+core for themselves, and the server and the other client have the others, as if they were on two machines.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ CHAT = {
     "stream": True,
 }
 ELSEWHERE = "127.0.0.2"  # the address of the attacker, which stands for another machine; Linux answers to it
+THEIR_CORE = (
+    "ATTACKERS_CORE"  # variable that names the core of the attackers, if they have one for themselves
+)
 HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
@@ -423,6 +427,8 @@ def attack(port: int, names: Sequence[str], seconds: float) -> dict[str, dict[st
     """Run attacks at the same time, each again and again for so long; return what came back for each."""
     take_all_descriptors()
     os.nice(19)
+    if core := os.environ.get(THEIR_CORE):
+        os.sched_setaffinity(0, {int(core)})
     known, clients = attacks(), {name: Client(port, ATTACKER, ELSEWHERE) for name in names}
     print("ready", flush=True)
     sys.stdin.readline()
@@ -602,6 +608,19 @@ def attacking(
     return helper("--nice", str(nice), "--attack", str(port), str(seconds), *names)
 
 
+def leave_a_core() -> None:
+    """Leave one core to the attackers; the processes that are started from now on do not use it.
+
+    Raises:
+        SystemExit: there is only one.
+    """
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        raise SystemExit("--apart needs two cores")
+    os.environ[THEIR_CORE] = str(max(cores))
+    os.sched_setaffinity(0, cores - {max(cores)})
+
+
 def finish(process: subprocess.Popen[str]) -> Any:
     """Tell a process to go on, and return its result."""
     return json.loads(process.communicate("\n")[0].splitlines()[-1])
@@ -668,6 +687,7 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float, nice
         "mode": "together",
         "seconds": seconds,
         "attackers_nice": nice,
+        "attackers_apart": THEIR_CORE in os.environ,
         "settle_s": settle_s,
         "num_attacks": len(names),
         **result,
@@ -835,11 +855,18 @@ def main() -> None:
         default=0,
         help="niceness of the attackers: they stand for other machines, with no claim to the processors of this one",
     )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="give the attackers a core of their own, and the server the others",
+    )
     parser.add_argument("--output", type=Path, help="file for the JSON lines")
     parser.add_argument("--attack", nargs="+", help=argparse.SUPPRESS)
     for role in ("--watch", "--readers", "--stalled-clients", "--reading-clients"):
         parser.add_argument(role, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.apart:
+        leave_a_core()
     if options.attack:
         port, seconds, *names = options.attack
         os.nice(options.nice)

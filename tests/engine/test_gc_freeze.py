@@ -206,6 +206,15 @@ def test_a_full_collection_is_put_off_while_there_are_far_more_objects_than_usua
     assert [full.is_due(3000, 10**6) for _ in range(4)] == [False, False, False, True]
 
 
+def test_a_full_collection_is_not_put_off_where_nothing_happens_since_what_has_grown_is_garbage() -> None:
+    full = FullCollections(min_middle=10, max_put_off=60, max_put_off_quiet=3, num_blocks=1000)
+    assert [full.is_due(40, 10**6) for _ in range(6)] == [False, False, False, False, True, True]
+    full.note_result(40, 10**5, 1000)
+    # It is busy in between: the quiet checks are counted again.
+    counts = (40, 40, 40, 41, 41, 41, 41, 41)
+    assert [full.is_due(num_middle, 10**6) for num_middle in counts] == [False] * 7 + [True]
+
+
 async def test_a_server_collects_itself_and_gives_the_rule_back(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import trio
+from prometheus_client import generate_latest
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
@@ -14,7 +15,7 @@ from triolet import RequestOutput, SamplingParams
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed, InvalidRequest, Overloaded
-from triolet.observability.prometheus import Metrics, decade_buckets
+from triolet.observability.prometheus import SAMPLES_AT_ONCE, GatewayMetrics, Metrics, decade_buckets
 
 # reference: the metrics that vLLM's own dashboard draws, and the others that have a meaning here
 GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info"
@@ -217,3 +218,14 @@ async def test_a_failing_request_is_counted_as_an_error(autojump_clock: MockCloc
         with pytest.raises(Exception, match="planted"):
             await engine.complete([1, 2, 3], request_id="bad")
         assert endings(metrics)["error"] == 1
+
+
+async def test_the_text_comes_in_short_pieces_that_are_the_whole_together() -> None:
+    async with fake_engine() as engine:
+        for metrics in (Metrics(engine), GatewayMetrics()):
+            pieces = list(metrics.render_in_pieces())
+            assert b"".join(pieces) == generate_latest(metrics.registry)
+            longest = max(len(family.samples) for family in metrics.registry.collect())
+            for piece in pieces:
+                num_samples = sum(not line.startswith(b"#") for line in piece.splitlines())
+                assert num_samples < SAMPLES_AT_ONCE + longest

@@ -122,6 +122,7 @@ class FullCollections:
         max_middle: likewise, at most.
         max_growth: growth of memory, by which a collection that is due is put off: times what the last one has left.
         max_put_off: times in a row that it is put off; what has grown may be the garbage itself.
+        max_put_off_quiet: likewise, while nothing happens: no body is being read, and what has grown is garbage.
         num_blocks: allocated blocks of memory at the start, later those after the last collection.
     """
 
@@ -130,11 +131,13 @@ class FullCollections:
     max_middle: int = 2000
     max_growth: float = 1.25
     max_put_off: int = 60
+    max_put_off_quiet: int = 5
     _num_blocks: float = float("inf")
     # Until one has told how much they find. Requests leave nothing, so the first one is no hurry.
     _limit: float = attrs.field(default=500.0, init=False)
     _num_middle: int = attrs.field(default=0, init=False)  # at the last check
     _num_put_off: int = attrs.field(default=0, init=False)
+    _num_quiet: int = attrs.field(default=0, init=False)  # checks in a row
 
     def is_due(self, num_middle: int, num_blocks: int) -> bool:
         """Return whether to collect now.
@@ -145,10 +148,13 @@ class FullCollections:
         """
         is_quiet = num_middle == self._num_middle
         self._num_middle = num_middle
+        self._num_quiet = self._num_quiet + 1 if is_quiet else 0
         if num_middle < (self.min_middle if is_quiet else self._limit):
             return False
         self._num_put_off += 1
-        return num_blocks <= self.max_growth * self._num_blocks or self._num_put_off > self.max_put_off
+        if self._num_quiet > self.max_put_off_quiet or self._num_put_off > self.max_put_off:
+            return True
+        return num_blocks <= self.max_growth * self._num_blocks
 
     def note_result(self, num_middle: int, num_found: int, num_blocks: int) -> None:
         """Learn from a full collection.

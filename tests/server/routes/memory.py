@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from tests.server.routes.harness import Scene
-from triolet.server.transport.client_stream import ClientStream, ClientTurns
+from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_turns import ClientTurns
 from triolet.server.transport.hypercorn_adapter import HttpServer
 from triolet.server.transport.listener import is_websocket
 

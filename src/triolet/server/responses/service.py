@@ -255,6 +255,8 @@ class ResponsesConnection:
     async def _run_turn(self, turn: Turn) -> None:
         try:
             with self._turns[turn]:
+                # Many may begin in one pass, since the steps of the engine end many responses at the same time.
+                await self._socket.take_turn()
                 await self._run_response(
                     turn,
                     self._owner,

@@ -336,7 +336,11 @@ def _boolean(query: dict[str, str], name: str, *, default: bool) -> bool:
 async def metrics(request: Request) -> Response:
     """Answer the metrics in Prometheus' text format."""
     context = context_of(request)
-    text = context.metrics.render() + context.gateway_metrics.render()
+    text = b""
+    for metrics in (context.metrics, context.gateway_metrics):
+        for piece in metrics.render_in_pieces():
+            text += piece
+            await trio.lowlevel.checkpoint()
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

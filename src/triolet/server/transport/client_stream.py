@@ -1,8 +1,6 @@
-"""Byte stream of one client, with a write timeout, and what all streams of a client share: turns and memory.
+"""Byte stream of one client, with a write timeout, and the memory that all streams of a client share.
 
-A connection takes a turn for each piece of input, and a client has a few turns in each pass of the event loop, with
-however many connections. Otherwise N connections, each of which yields after a millisecond, hold up everything else for
-N milliseconds a pass. The connections of one client wait in the order in which they asked.
+A connection takes a turn (`ClientTurns`) for each piece of input.
 
 The memory budget bounds the bodies and messages that are being received and parsed, per client and in all. Without it,
 many connections with one long body each take memory that no limit of a single body bounds. The first 16 KiB of every
@@ -11,56 +9,20 @@ body are free, so that a client with short requests is never refused because of 
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
+from contextlib import suppress
 from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, Self
 
 import attrs
 import trio
 
 from triolet.protocol.errors import WireError
+from triolet.server.transport.client_turns import ClientTurns
 
 SEND_CHUNK_BYTES = 2**16  # the timeout is counted per chunk: a slow client is not a stalled one
-TURNS_PER_PASS: Final = (
-    4  # of one client: a turn is less than a millisecond, and a request passes the loop ten times
-)
-
-
-@attrs.define(eq=False)
-class ClientTurns:
-    """Turns of each client's connections to have their input handled, counted in each pass of the event loop.
-
-    A client is an API key once it is known, or else an address.
-    """
-
-    _num_taken: Counter[str] = attrs.field(factory=Counter, init=False)  # in this pass, by client
-    _waiting: dict[str, trio.lowlevel.ParkingLot] = attrs.field(factory=dict, init=False)
-    _first_taken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-
-    async def run(self) -> NoReturn:
-        """Give out the turns of each pass; needed by every task that waits in `take`."""
-        while True:
-            if not self._num_taken:
-                await self._first_taken.park()
-            await trio.lowlevel.checkpoint()
-            self.begin_pass()
-
-    async def take(self, client: str) -> None:
-        """Wait for the next turn of a client; no checkpoint if there is one left in this pass."""
-        if client in self._waiting or self._num_taken[client] >= TURNS_PER_PASS:
-            await self._waiting.setdefault(client, trio.lowlevel.ParkingLot()).park()
-        else:
-            self._num_taken[client] += 1
-            self._first_taken.unpark_all()
-
-    def begin_pass(self) -> None:
-        """Give each client its turns of one more pass, those first that have waited longest."""
-        self._num_taken.clear()
-        for client, lot in tuple(self._waiting.items()):
-            if woken := len(lot.unpark(count=TURNS_PER_PASS)):
-                self._num_taken[client] = woken
-            if not lot:
-                del self._waiting[client]
 
 
 class ClientStream(trio.abc.HalfCloseableStream):
@@ -106,6 +68,17 @@ class ClientStream(trio.abc.HalfCloseableStream):
         """Wait until the client may have the next piece of its input handled."""
         await self._turns.take(self.client)
 
+    def receive_nowait(self, max_bytes: int) -> bytes:
+        """Return what has arrived already, without a checkpoint and without a turn; empty if that is nothing.
+
+        A client that connects sends at once, and most connections have their request before their task runs.
+        """
+        if isinstance(self._transport, trio.SocketStream):
+            # Also the end and errors are left to the next read that waits.
+            with suppress(OSError):
+                return os.read(self.socket.fileno(), max_bytes)
+        return b""
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if self._unread:
             await trio.lowlevel.checkpoint()
@@ -150,6 +123,12 @@ class ClientStream(trio.abc.HalfCloseableStream):
             await self._transport.send_eof()
         else:
             await trio.lowlevel.checkpoint()
+
+    def end_writing(self) -> None:
+        """Close the write side without a checkpoint, if it can be closed alone; nothing may be being sent."""
+        if isinstance(self._transport, trio.SocketStream):
+            with suppress(OSError):  # the client has gone
+                self.socket.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
         await self._transport.aclose()

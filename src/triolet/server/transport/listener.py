@@ -31,7 +31,8 @@ import trio
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
-from triolet.server.transport.client_stream import ClientStream, ClientTurns
+from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_turns import ClientTurns
 from triolet.server.transport.hypercorn_adapter import HttpServer
 
 WEBSOCKET_PATH = "/v1/responses"
