@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 import trio
 
+from triolet.actors.executors.frame_io import READ_BYTES, FrameWriter, receive_when_ready
 from triolet.config.engine import EngineConfig
 from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.step_plan import StepPlan
@@ -37,7 +38,6 @@ from triolet.ipc.messages import (
 
 logger = logging.getLogger("triolet.runner")
 
-PIPE_BYTES = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
@@ -176,70 +176,6 @@ class RunnerConnection(ABC):
             self._idle.cancel()
         else:  # its last reply is on its way, or will never come
             self._talk.deadline = trio.current_time()
-
-
-class FrameWriter:
-    """Writer of whole frames, in the order in which they are put.
-
-    Args:
-        stream: writing end of a pipe; nothing else writes to it.
-    """
-
-    def __init__(self, stream: trio.lowlevel.FdStream) -> None:
-        self._stream = stream
-        self._rest = bytearray()
-        self._is_broken = False
-        self._has_rest = trio.Event()
-        self._is_written = trio.Event()
-        self._is_written.set()
-
-    def put(self, frame: bytes) -> bool:
-        """Write a frame, or what there is room for; `run` writes the rest. Never waits.
-
-        Returns:
-            False if the pipe is broken.
-        """
-        if not (self._rest or self._is_broken):
-            frame = frame[self._write(frame) :]
-        if frame and not self._is_broken:
-            self._rest += frame
-            self._is_written = trio.Event()
-            self._has_rest.set()
-        return not self._is_broken
-
-    async def flush(self) -> None:
-        """Wait until all is written. A checkpoint.
-
-        Raises:
-            BrokenResourceError: it never will be.
-        """
-        await self._is_written.wait()
-        if self._is_broken:
-            raise trio.BrokenResourceError
-
-    async def run(self) -> None:
-        """Write what is left of frames, until cancelled."""
-        while True:
-            await self._has_rest.wait()
-            self._has_rest = trio.Event()
-            while self._rest and not self._is_broken:
-                try:
-                    await trio.lowlevel.wait_writable(self._stream.fileno())
-                except (OSError, ValueError, trio.ClosedResourceError):
-                    self._is_broken = True
-                else:
-                    del self._rest[: self._write(self._rest[:PIPE_BYTES])]
-            self._is_written.set()
-
-    def _write(self, data: bytes | bytearray) -> int:
-        try:
-            # Asked each time: a stream that is closed has no descriptor, and its number may be that of another file.
-            return os.write(self._stream.fileno(), data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self._is_broken = True
-            return 0
 
 
 STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
@@ -400,7 +336,7 @@ class RunnerProcess(RunnerConnection):
         await self._writer.flush()
 
     async def _receive(self) -> bytes:
-        return await self._replies.receive_some(PIPE_BYTES)
+        return await receive_when_ready(self._replies)
 
     async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         self._popen.kill()  # changes no exit status of a process that is ending already
@@ -433,13 +369,13 @@ class RunnerProcess(RunnerConnection):
     async def _log_errors(self) -> None:
         """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
         with suppress(trio.ClosedResourceError):
-            while data := await self._errors.receive_some(PIPE_BYTES):
+            while data := await self._errors.receive_some(READ_BYTES):
                 self._hear(data)
 
     def _hear_the_rest(self) -> None:
         """Log what a dead process has left in the pipe: it may be the reason."""
         with suppress(BlockingIOError):
-            while data := os.read(self._errors.fileno(), PIPE_BYTES):
+            while data := os.read(self._errors.fileno(), READ_BYTES):
                 self._hear(data)
         self._log(self._line)
         self._line = b""

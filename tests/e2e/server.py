@@ -34,7 +34,7 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=120) as answer:
             text: str = answer.read().decode()
             return text
 
@@ -55,7 +55,7 @@ class Server:
     def model(self) -> Any:
         return json.loads(self.get("/v1/models"))["data"][0]
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, within_s: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, within_s: float = 300) -> int:
         """Ask it to end; its exit status."""
         self.process.send_signal(number)
         return self.process.wait(within_s)

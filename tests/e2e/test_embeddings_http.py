@@ -104,7 +104,7 @@ def test_a_client_that_leaves_aborts_all_its_inputs(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.2) as hasty:
         with pytest.raises(openai.APITimeoutError):
             hasty.embeddings.create(model="tiny", input=["x" * 150] * 2000)
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 300
     while json.loads(server.get("/v1/requests"))["data"] and time.monotonic() < until_s:
         time.sleep(0.05)
     assert json.loads(server.get("/v1/requests"))["data"] == []

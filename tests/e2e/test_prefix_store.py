@@ -82,7 +82,7 @@ async def test_two_engines_share_a_store_and_a_longer_prompt_goes_on_from_it(
     expected, _ = await answered(model, None, longer)
     async with open_engine(model, tmp_path) as one, open_engine(model, tmp_path) as other:
         await answer(one)
-        with trio.fail_after(30):
+        with trio.fail_after(300):
             while len(files_of(tmp_path)) < FULL // 16:  # noqa: ASYNC110  # written by another thread
                 await trio.sleep(0.01)
         assert await answer(other, longer) == expected
@@ -181,7 +181,7 @@ async def test_a_damaged_file_is_computed_again_and_never_read(
             assert engine.statistics().external_prefix_cache_hits - before <= FULL - 16
             assert engine.reset_prefix_cache()  # the next one reads the files again
             # What was damaged is written anew, in the background, by the computation that took its place.
-            with trio.fail_after(30):
+            with trio.fail_after(300):
                 while {path: path.read_bytes() for path in files_of(tmp_path)} != kept:  # noqa: ASYNC110 - files
                     await trio.sleep(0.001)
 

@@ -24,7 +24,7 @@ from triolet.engine import open_engine
 
 workers_here = partial(processes_here, "triolet.workers.runner")
 TOKEN, NUM_STREAMS, NUM_TOKENS = "sesame", 8, 60
-SOON_S = 120.0  # on a machine under load
+SOON_S = 300.0  # on a machine under load
 FIELDS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 160, "num_kv_blocks": 80}
 
 
@@ -76,9 +76,10 @@ async def test_workers_answer_as_a_thread_and_the_death_of_one_shows_in_no_answe
                     await trio.sleep(0.1)
                 assert await answers_of(engine, kill=workers_here()[0]) == expected
                 assert await answers_of(engine, kill=workers_here()[-1]) == expected
-            assert (
-                engine.statistics().num_restarts >= 1
-            )  # a worker that waits may be killed, and at the very end
+            # A worker that waits may be killed, and the one that computes when the answers are complete in the engine.
+            with trio.fail_after(SOON_S):
+                while engine.statistics().num_restarts < 1:  # noqa: ASYNC110 - it tells of no change
+                    await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     assert workers_here() == []
 

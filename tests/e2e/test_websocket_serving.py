@@ -74,7 +74,7 @@ async def come_and_go(port: int, number: int) -> None:
 
 
 async def until_idle(engine: Engine, num_tasks: int) -> None:
-    for _ in range(200):
+    for _ in range(6000):  # five minutes
         if trio.lowlevel.current_statistics().tasks_living == num_tasks and not len(engine._core.journal):
             return
         await trio.sleep(0.05)

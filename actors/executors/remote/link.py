@@ -10,19 +10,24 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import attrs
 import trio
 
-from triolet.actors.executors.connection import PIPE_BYTES, Posted, RunnerConnection
+from triolet.actors.executors.connection import Posted, RunnerConnection
+from triolet.actors.executors.frame_io import (
+    READ_BYTES,
+    FrameWriter,
+    StreamFrameWriter,
+    receive_when_ready,
+)
 from triolet.errors import RunnerDied
 from triolet.ipc.messages import REQUESTS, ImportModules, Ping, Pong
 
 PING_S = 1.0  # between two pings of an idle worker
 ANSWER_S = 2.0  # for the answer to one
 PREPARE_S = 300.0  # for the imports of a fresh process, on a machine under load
-MAX_POSTS = 64  # requests without an answer that wait to be sent
 
 
 @attrs.define(eq=False)
@@ -38,13 +43,15 @@ class WorkerLink(RunnerConnection):
     worker: str  # the worker's machine and process, for people
     is_prepared: bool = attrs.field(default=False, init=False)  # its process has imported what a load needs
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)  # of the conversation that goes on
-    _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-    _posts: trio.MemorySendChannel[bytes] = attrs.field(init=False)
-    _to_post: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _is_plain: bool = attrs.field(init=False)  # the stream's bytes are those of the socket
+    _writer: FrameWriter = attrs.field(init=False)
     _cause: str | None = attrs.field(default=None, init=False)  # of its end, if a ping has found it
 
     def __attrs_post_init__(self) -> None:
-        self._posts, self._to_post = trio.open_memory_channel(MAX_POSTS)
+        self._is_plain = isinstance(self._stream, trio.SocketStream)
+        self._writer = (
+            FrameWriter(self._socket) if self._is_plain else StreamFrameWriter(self._socket, self._stream)
+        )
 
     async def prepare(self) -> None:
         """Have a fresh process import what a load needs.
@@ -58,11 +65,11 @@ class WorkerLink(RunnerConnection):
             await self._ping()
 
     async def keep(self) -> None:
-        """Watch the connection until it ends; its posts are sent in here."""
+        """Watch the connection until it ends; what cannot be sent at once is sent in here."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._ping_while_idle)
-            nursery.start_soon(self._send_posts)
+            nursery.start_soon(self._writer.run)
             await self._dying.wait()
             nursery.cancel_scope.cancel()
 
@@ -91,10 +98,7 @@ class WorkerLink(RunnerConnection):
             self._turn.release()
 
     def post(self, message: Posted) -> bool:
-        with suppress(trio.WouldBlock):
-            self._posts.send_nowait(REQUESTS.pack(message))
-            return True
-        return False
+        return self._writer.put(REQUESTS.pack(message))
 
     async def gone(self) -> None:
         """Return: the other machine starts the next process when this one has ended."""
@@ -137,23 +141,14 @@ class WorkerLink(RunnerConnection):
             async with self._turn:
                 self._note_death()
 
-    async def _send_posts(self) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # its reader learns of that
-            async for frame in self._to_post:
-                await self._send(frame)
-
     async def _send(self, frame: bytes) -> None:
-        try:
-            self._sending.acquire_nowait()
-        except trio.WouldBlock:
-            await self._sending.acquire()
-        try:
-            await self._stream.send_all(frame)
-        finally:
-            self._sending.release()
+        self._writer.put(frame)
+        await self._writer.flush()
 
     async def _receive(self) -> bytes:
-        return bytes(await self._stream.receive_some(PIPE_BYTES))
+        if self._is_plain:
+            return await receive_when_ready(self._socket)
+        return bytes(await self._stream.receive_some(READ_BYTES))
 
     def _kill(self) -> None:
         self._socket.close()

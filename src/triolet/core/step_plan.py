@@ -311,11 +311,12 @@ def steps_of(
     Args:
         plan: one step or several.
         execute: computes the first step of a plan.
-        must_halt: asked after each step whether the plan ends there.
+        must_halt: asked after each step but the last one whether the plan ends there.
     """
     rest: StepPlan | None = plan
     while rest is not None:
-        result, rest = after_step(rest, execute(rest), must_halt=must_halt())
+        result = execute(rest)
+        result, rest = after_step(rest, result, must_halt=rest.num_steps > 1 and must_halt())
         yield result
 
 

@@ -17,7 +17,7 @@ from triolet.actors.executors.remote import ray_workers
 from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, placement_of
 
-SOON_S = 60.0
+SOON_S = 300.0
 ENGINE = Address("127.0.0.1", 7340)
 
 
@@ -38,6 +38,16 @@ def test_the_ranks_of_a_replica_are_on_one_machine_and_the_replicas_on_different
     assert placement_of(num_workers, num_ranks, device, num_gpus) == placement
 
 
+class WatchedFuture(Future[None]):
+    """Future that says whether its end is waited for."""
+
+    is_watched = False
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        super().add_done_callback(fn)
+        self.is_watched = True
+
+
 @attrs.define(eq=False)
 class FakeActor:
     """An actor of Ray's whose work ends when the test says so."""
@@ -45,7 +55,7 @@ class FakeActor:
     strategy: SimpleNamespace
     options: dict[str, Any]
     arguments: tuple[object, ...]
-    ended: Future[None] = attrs.field(factory=Future)
+    ended: WatchedFuture = attrs.field(factory=WatchedFuture)
 
     @property
     def work(self) -> Any:
@@ -110,7 +120,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_there_are(ray: FakeRay, number: int) -> None:
-    await until(lambda: len(ray.actors) >= number)
+    """Wait until so many actors were made and each is known to the engine."""
+    await until(lambda: sum(actor.ended.is_watched for actor in ray.actors) >= number)
 
 
 async def test_each_replica_is_an_actor_in_a_bundle_of_its_own_with_a_device_for_each_rank(
@@ -140,7 +151,6 @@ async def test_an_actor_that_ends_is_followed_by_one_in_its_place_until_the_engi
     dead.ended.set_exception(RuntimeError("its node is gone"))
     await until_there_are(ray, 3)
     assert ray.actors[2].strategy.bundle == dead.strategy.bundle
-    await trio.sleep(0.1)
     workers.close()
     assert {*ray.killed} == {other, ray.actors[2]}
     assert ray.removed == ray.groups

@@ -9,7 +9,7 @@ import pytest
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.request import FinishReason
-from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult
+from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult, steps_of
 
 
 class RunningStage(Stage):
@@ -256,3 +256,17 @@ def test_a_plan_for_one_step_is_not_halted_whoever_waits() -> None:
     stage.add("b", 3)
     assert stage.run().num_steps == 1
     assert not stage.scheduler.must_halt
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_whether_a_run_must_halt_is_asked_between_two_steps_and_not_after_the_last(num_steps: int) -> None:
+    asked = []
+    plan = StepPlan(1, (), (), (PlanRow(0, 3, 1, (), sample=True),), num_steps)
+
+    def must_halt() -> bool:
+        asked.append(True)
+        return False
+
+    results = list(steps_of(plan, lambda plan: StepResult(plan.step_id, ()), must_halt))
+    assert [result.is_last for result in results] == [False] * (num_steps - 1) + [True]
+    assert len(asked) == num_steps - 1

@@ -26,12 +26,11 @@ that OpenAI's does not have: `finish_reason`, the engine's value, and `metrics`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from triolet.core.output.outputs import RequestOutput
+from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
@@ -206,22 +205,22 @@ class ResponseBuilder:
             self._ending.get("completed_at", 0),
         )
 
-    def plain_growth(self, num_known: int, num_items: int) -> tuple[str, Sequence[int]] | None:
-        """Return text and token ids of the only new delta, if it has nothing else.
+    def plain_growth(self, num_known: int, num_items: int) -> CompletionOutput | None:
+        """Return the output that is the only new delta, if it has text and tokens alone.
 
         Args:
-            num_known: the number of deltas before it.
+            num_known: the number of deltas before it, at least one.
             num_items: the number of items before it.
         Returns:
             None if there are several deltas or none, an ending, log-probabilities or a new item.
         """
-        pieces, output = self._pieces, self._last_output
-        if len(pieces) != num_known + 1 or output is None or self._finish_reason is not None:
+        if len(self._pieces) != num_known + 1 or self._finish_reason is not None:
             return None
-        completion = output.outputs[0]
+        assert self._last_output is not None, "a piece is a piece of an output"
+        completion = self._last_output.outputs[0]
         if completion.logprobs is not None or len(self._items.items) != num_items:
             return None
-        return pieces[num_known].text, completion.token_ids
+        return completion
 
     @property
     def num_events(self) -> int:

@@ -143,13 +143,17 @@ class ResponseJournal:
         if not self._is_on:
             return 0
         known = self._journaled.get(answer.response_id)
-        # Nearly always there is one delta with text and tokens alone. Each token of each stream pays for this, so
-        # that it is only put into a list here; the writer makes one record of all that have come meanwhile.
+        # Nearly always there is one delta with text and tokens alone. Each token of each stream pays for this, between
+        # other things that have taken its code and data from the processor's caches: so it is short, in one function,
+        # and only puts values into a list; the writer makes one record of all that have come meanwhile.
         if known is not None and (index := known.num_deltas):
             plain = answer.plain_growth(index, known.num_items)
             if plain is not None:
                 known.num_deltas = index + 1
-                self._append((known.number, index, plain[0], plain[1]))
+                if not (entries := self._entries):
+                    self._news.unpark_all()
+                entries.append((known.number, index, plain.text, plain.token_ids))
+                self._num_noted += 1
                 return self._num_noted
         if known is None:
             if answer.response_id in self._journaled or answer.is_over:
