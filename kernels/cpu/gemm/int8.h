@@ -14,19 +14,20 @@
 struct Int8Rows {
   uint8_t* numbers;  // [rows, num_in]
   float* scales;     // [rows], or [rows, num_in / GROUP]
-  // [rows, num_in / GROUP]. For int4 weights: -8 * sum of a group, for their zero point 8. For blocks: the sums of the
-  // two halves of a group, as two int16.
+  // [rows, num_in / GROUP]. For int4 weights: -8 * sum of a group, for their zero point 8. For blocks
+  // [rows, num_in / GROUP, 2]: the sums of the first two and of the last two of every four numbers, as two int16, of
+  // each half of a group.
   int32_t* zero_point_offsets;
   float* group_sums;  // [rows, num_in / GROUP]: of what the numbers of a group stand for; for blocks only
 
   static bool has_one_scale(const Linear& linear) { return linear.bits == 8 && !linear.panels; }
-  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum
+  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum; offsets: twice as many
 
   // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP;
     return {numbers + row * linear.num_in, scales + row * (has_one_scale(linear) ? 1 : groups),
-            zero_point_offsets + row * groups, group_sums + row * groups};
+            zero_point_offsets + row * groups * (linear.panels ? 2 : 1), group_sums + row * groups};
   }
 };
 
@@ -61,15 +62,11 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
-// Quantise a group to signed bytes and add those of each half; return the scale, as `quantise` does.
-template <class T>
-INLINE float quantise_group(const T* from, uint8_t* to, int32_t* sums) {
-  const float scale = quantise(from, GROUP, 0, to);
-  for (int half = 0; half < 2; ++half) {
-    sums[half] = 0;
-    for (int i = 0; i < GROUP / 2; ++i) sums[half] += static_cast<int8_t>(to[half * GROUP / 2 + i]);
-  }
-  return scale;
+// Of `count` signed bytes, return the sum of the first two of every four.
+INLINE int32_t sum_pairs(const uint8_t* from, int count) {
+  int32_t sum = 0;
+  for (int i = 0; i < count; i += 4) sum += static_cast<int8_t>(from[i]) + static_cast<int8_t>(from[i + 1]);
+  return sum;
 }
 
 // Quantise row `row` in the format for the layer's weights.
@@ -83,14 +80,20 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
   }
   for (int group = 0; group < groups; ++group) {
     const ptrdiff_t place = static_cast<ptrdiff_t>(row) * groups + group;
-    int32_t sums[2];
-    to.scales[place] = quantise_group(from + group * GROUP, numbers + group * GROUP, sums);
-    if (!linear.panels) {
-      to.zero_point_offsets[place] = -8 * (sums[0] + sums[1]);
-      continue;
+    to.scales[place] = quantise(from + group * GROUP, GROUP, 0, numbers + group * GROUP);
+    int32_t sum = 0;
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* mine = numbers + group * GROUP + half * GROUP / 2;
+      const int32_t first = sum_pairs(mine, GROUP / 2), second = sum_pairs(mine + 2, GROUP / 2);
+      sum += first + second;
+      if (linear.panels)
+        to.zero_point_offsets[2 * place + half] =
+            (first & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(second) << 16);
     }
-    to.zero_point_offsets[place] = (sums[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16);
-    to.group_sums[place] = to.scales[place] * static_cast<float>(sums[0] + sums[1]);
+    if (linear.panels)
+      to.group_sums[place] = to.scales[place] * static_cast<float>(sum);
+    else
+      to.zero_point_offsets[place] = -8 * sum;
   }
 }
 
