@@ -53,6 +53,13 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
         reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + zero_point;
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(whole)));
+#elif defined(__AVX2__)
+    // GCC would store byte by byte.
+    const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                            -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i halves = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(whole), lowest);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + i),
+                     _mm_or_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
 #else
     for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
 #endif
@@ -62,11 +69,18 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
-// Of `count` signed bytes, return the sum of the first two of every four.
-INLINE int32_t sum_pairs(const uint8_t* from, int count) {
-  int32_t sum = 0;
-  for (int i = 0; i < count; i += 4) sum += static_cast<int8_t>(from[i]) + static_cast<int8_t>(from[i + 1]);
-  return sum;
+// Of half a group of signed bytes, add the first two of every four, and the last two, as two int16.
+INLINE int32_t sum_pairs(const uint8_t* from) {
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+  pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0xb1)));
+#else
+  int32_t sums[2] = {};
+  for (int i = 0; i < GROUP / 2; ++i) sums[i / 2 % 2] += static_cast<int8_t>(from[i]);
+  return (sums[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16);
+#endif
 }
 
 // Quantise row `row` in the format for the layer's weights.
@@ -83,12 +97,9 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
     to.scales[place] = quantise(from + group * GROUP, GROUP, 0, numbers + group * GROUP);
     int32_t sum = 0;
     for (int half = 0; half < 2; ++half) {
-      const uint8_t* mine = numbers + group * GROUP + half * GROUP / 2;
-      const int32_t first = sum_pairs(mine, GROUP / 2), second = sum_pairs(mine + 2, GROUP / 2);
-      sum += first + second;
-      if (linear.panels)
-        to.zero_point_offsets[2 * place + half] =
-            (first & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(second) << 16);
+      const int32_t pairs = sum_pairs(numbers + group * GROUP + half * GROUP / 2);
+      sum += static_cast<int16_t>(pairs) + (pairs >> 16);
+      if (linear.panels) to.zero_point_offsets[2 * place + half] = pairs;
     }
     if (linear.panels)
       to.group_sums[place] = to.scales[place] * static_cast<float>(sum);
