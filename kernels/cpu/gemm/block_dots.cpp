@@ -56,8 +56,9 @@ class ByteSums {
     }
     sums_ += reinterpret_cast<Pairs>(_mm256_maddubs_epi16(sizes, signed_x));
 #endif
-    // GCC would compute the products of all words before it adds the first two, and runs out of registers.
-    asm("" : VECTOR_REGISTER(sums_));
+    // GCC would compute the products of all words before it adds the first two, and runs out of registers. Of eight
+    // bits no two products are added here.
+    if constexpr (BITS < 8) asm("" : VECTOR_REGISTER(sums_));
   }
   // Subtract 32 times the sums of the pairs, of half a group: an int32 of Int8Rows in every lane.
   MEMBER void subtract_32_of(Ints pairs) { sums_ -= reinterpret_cast<Pairs>(pairs) << 5; }
