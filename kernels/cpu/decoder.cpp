@@ -155,7 +155,7 @@ struct Workspace {
     const size_t places = static_cast<size_t>(step.num_tokens) * used;
     const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
     const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
-    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 3 * scales) +
+    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 4 * scales) +
                                 num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + routed + 22 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
@@ -171,7 +171,7 @@ struct Workspace {
     int8_rows.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * num_estimated * model.hidden)));
     int8_rows.scales = take(std::max(rows * scales, 2 * num_estimated) * sizeof(float));
     lengths = take(num_estimated * sizeof(float));
-    int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(rows * scales * sizeof(int32_t)));
+    int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(2 * rows * scales * sizeof(int32_t)));
     int8_rows.group_sums = take(rows * scales * sizeof(float));
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
@@ -359,9 +359,9 @@ class Worker {
     }
     static thread_local Scratch scratch;
     const size_t scales = num_rows * Int8Rows::num_scales(linear.num_in);
-    float* own = scratch.floats(3 * scales + num_rows * ((width + 3) / 4));
-    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 3 * scales), own, reinterpret_cast<int32_t*>(own + scales),
-                        own + 2 * scales};
+    float* own = scratch.floats(4 * scales + num_rows * ((width + 3) / 4));
+    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 4 * scales), own, reinterpret_cast<int32_t*>(own + 2 * scales),
+                        own + scales};
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
   }

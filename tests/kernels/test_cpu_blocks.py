@@ -167,6 +167,32 @@ def test_with_int8_activations_the_product_is_that_of_the_rounded_ones(name: str
 
 
 @on_every_cpu_variant
+@pytest.mark.parametrize("name", GGUF_FORMATS)
+@pytest.mark.parametrize("byte", [0, 255])
+def test_with_int8_activations_the_largest_products_do_not_overflow(
+    name: str, byte: int, variant: str
+) -> None:
+    cpp = compiled(variant)
+    rows, _ = random_rows(name, 32, 256)
+    blocks = rows.rows.numpy().reshape(-1, rows.format.num_bytes)
+    integers = np.full_like(blocks, byte)
+    for at in SCALES[name]:
+        integers[:, at : at + 2] = blocks[:, at : at + 2]
+    if name == "Q6_K":
+        integers[:, 192:200], integers[:, 200:208] = 127, 128  # the largest scales, and the smallest
+    values = gguf.dequantize(integers.reshape(32, -1), Type[name]).reshape(32, 256)
+    kept = pack_blocks(
+        cpp, [BlockRows(rows.format, torch.from_numpy(integers.reshape(32, -1)))], int8_activations=True
+    )
+    ones = torch.ones(256)
+    x = torch.stack([ones, -ones, ones.view(-1, 4).mul(torch.tensor([1, 1, -1, -1])).flatten()] * 3)
+    right = x.double() @ torch.from_numpy(values).double().T
+    scale = x.double().abs() @ torch.from_numpy(values).double().abs().T
+    for num_rows in (1, 2, 9):
+        assert ((product(cpp, kept, x[:num_rows]) - right[:num_rows]).abs() <= 1e-5 * scale[:num_rows]).all()
+
+
+@on_every_cpu_variant
 def test_joined_formats_and_numbers_that_are_not_finite_are_dotted_row_by_row(variant: str) -> None:
     cpp = compiled(variant)
     parts = [random_rows(name, 128, 512, seed) for seed, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]

@@ -10,17 +10,18 @@ constexpr int WORDS = GROUP / 4;  // of a group
 
 INLINE Words load_words(const uint8_t* from) { return *reinterpret_cast<const Words*>(from); }
 
-// The lower half of each lane in both halves, as two int16.
-INLINE Ints in_both_halves(Ints x) { return (x & 0xffff) | x << 16; }
-
-// Products of the int16 in the lower halves and in the upper halves, added.
-INLINE Ints dot_halves(Ints a, Ints b) {
-#if defined(__x86_64__)
-  return dot_int16(reinterpret_cast<Int16s>(a), reinterpret_cast<Int16s>(b));
-#else
-  return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
-#endif
+// The sum of a row's numbers of a group, or (PARTS = 2) of half `part` of one; sums: as in Int8Rows.
+template <int PARTS>
+INLINE int32_t sum_of_part(const int32_t* sums, int part) {
+  auto of_half = [&](int half) { return static_cast<int16_t>(sums[half]) + (sums[half] >> 16); };
+  return PARTS == 1 ? of_half(0) + of_half(1) : of_half(part);
 }
+
+#if defined(__AVX512F__)
+#define VECTOR_REGISTER "+v"
+#else
+#define VECTOR_REGISTER "+x"
+#endif
 
 // Sums of dot products of four unsigned bytes below 2**BITS with four signed ones; of 8 bits, both are signed where
 // ADDED is 0, and the first have ADDED added where it is not: by `ready`.
@@ -30,19 +31,21 @@ class ByteSums {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
   static constexpr int ADDED = 0;
   static constexpr bool IN_PAIRS = true;  // of int16, which are multiplied with integer scales while they are added
-  // Pairs of products, in [-127, 127] times the weights, that fit into int16 together.
-  static constexpr int MAX_WORDS = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+  // Pairs of products, in [-127, 127] times the weights, that fit into int16 together. Of 6 bits, as many as would fit
+  // with 32 subtracted from the weights, and this is done to the sums: on the way they may wrap around.
+  static constexpr bool WRAPS = BITS == 6;
+  static constexpr int MAX_WORDS = BITS == 4 ? 8 : BITS == 8 ? 1 : 4;
 
   MEMBER void add(Words weights, Words x) {
 #if defined(__AVX512BW__)
     if constexpr (BITS < 8) {
-      sums_ += reinterpret_cast<Int16s>(
+      sums_ += reinterpret_cast<Pairs>(
           _mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(x)));
     } else {
       const __mmask64 negative = _mm512_movepi8_mask(reinterpret_cast<__m512i>(weights));
       const __m512i signed_x =
           _mm512_mask_sub_epi8(reinterpret_cast<__m512i>(x), negative, __m512i{}, reinterpret_cast<__m512i>(x));
-      sums_ += reinterpret_cast<Int16s>(
+      sums_ += reinterpret_cast<Pairs>(
           _mm512_maddubs_epi16(_mm512_abs_epi8(reinterpret_cast<__m512i>(weights)), signed_x));
     }
 #else
@@ -51,18 +54,31 @@ class ByteSums {
       signed_x = _mm256_sign_epi8(signed_x, sizes);
       sizes = _mm256_abs_epi8(sizes);
     }
-    sums_ += reinterpret_cast<Int16s>(_mm256_maddubs_epi16(sizes, signed_x));
+    sums_ += reinterpret_cast<Pairs>(_mm256_maddubs_epi16(sizes, signed_x));
 #endif
+    // GCC would compute the products of all words before it adds the first two, and runs out of registers. Of eight
+    // bits no two products are added here.
+    if constexpr (BITS < 8) asm("" : VECTOR_REGISTER(sums_));
   }
-  MEMBER Ints total() const { return dot_int16(sums_, Int16s{} + 1); }
+  // Subtract 32 times the sums of the pairs, of half a group: an int32 of Int8Rows in every lane.
+  MEMBER void subtract_32_of(Ints pairs) { sums_ -= reinterpret_cast<Pairs>(pairs) << 5; }
+  // Return the sum of a row's numbers of a group, of which `pairs` points to those of Int8Rows, times `factor`.
+  MEMBER static Ints times(int factor, const int32_t* pairs) {
+    const Pairs halves = reinterpret_cast<Pairs>(Ints{} + pairs[0]) + reinterpret_cast<Pairs>(Ints{} + pairs[1]);
+    return dot_int16(reinterpret_cast<Int16s>(halves), Int16s{} + static_cast<int16_t>(factor));
+  }
+  MEMBER Ints total() const { return scaled(Ints{} + 0x10001); }
   // Return the total times the scales, which are in both halves of their lanes.
-  MEMBER Ints scaled(Ints scales) const { return dot_int16(sums_, reinterpret_cast<Int16s>(scales)); }
+  MEMBER Ints scaled(Ints scales) const {
+    return dot_int16(reinterpret_cast<Int16s>(sums_), reinterpret_cast<Int16s>(scales));
+  }
 
  private:
-  Int16s sums_ = {};
+  typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4)));  // unsigned: they may wrap around
+  Pairs sums_ = {};
 #else
   static constexpr int ADDED = BITS == 8 ? 128 : 0, MAX_WORDS = WORDS;
-  static constexpr bool IN_PAIRS = false;
+  static constexpr bool IN_PAIRS = false, WRAPS = false;
   MEMBER void add(Words weights, Words x) { sums_ = dot_bytes(sums_, weights, x); }
   MEMBER void subtract(int32_t x) { sums_ -= x; }
   MEMBER Ints total() const { return sums_; }
@@ -90,11 +106,16 @@ INLINE void put_fifth_bits(At at, int column, uint8_t* words) {
     *byte = static_cast<uint8_t>((k < 4 ? 0 : *byte) | (at(k) >> 4 & 1) << k / 4);
   }
 }
+// Three words in the lower bits of three, and the fourth in their upper two bits.
 template <class At>
-INLINE void put_upper_bits(At at, int column, uint8_t* words) {
+INLINE void put_six_bits(At at, int column, uint8_t* words) {
   for (int k = 0; k < GROUP; ++k) {
-    uint8_t* byte = words + (k / 16 * TILE_COLUMNS + column) * 4 + k % 4;
-    *byte = static_cast<uint8_t>((k % 16 < 4 ? 0 : *byte) | (at(k) >> 4 & 3) << k % 16 / 4 * 2);
+    const int word = k / 4 % 4, first = k / 16 * 3;
+    auto byte = [&](int i) -> uint8_t& { return words[((first + i) * TILE_COLUMNS + column) * 4 + k % 4]; };
+    if (word < 3)
+      byte(word) = static_cast<uint8_t>(at(k) & 63);
+    else
+      for (int i = 0; i < 3; ++i) byte(i) = static_cast<uint8_t>(byte(i) | (at(k) >> (4 - 2 * i) & 3) << 6);
   }
 }
 template <class At>
@@ -112,9 +133,11 @@ INLINE Words fifth_bits(const uint8_t* words, int word) {
   const Words bits = load_words(words);
   return (word < 4 ? bits << (4 - word) : bits >> (word - 4)) & 0x10101010u;
 }
-INLINE Words upper_bits(const uint8_t* words, int word) {
-  const Words bits = load_words(words + word / 4 * TILE_COLUMNS * 4);
-  return (word % 4 < 2 ? bits << (4 - word % 4 * 2) : bits >> (word % 4 * 2 - 4)) & 0x30303030u;
+INLINE Words six_bits_of(const uint8_t* words, int word) {
+  const uint8_t* three = words + word / 4 * 3 * TILE_COLUMNS * 4;
+  auto stored = [&](int i) { return load_words(three + i * TILE_COLUMNS * 4); };
+  if (word % 4 < 3) return stored(word % 4) & 0x3f3f3f3fu;
+  return (stored(0) >> 2 & 0x30303030u) | (stored(1) >> 4 & 0x0c0c0c0cu) | (stored(2) >> 6 & 0x03030303u);
 }
 
 // Each format below has
@@ -126,7 +149,7 @@ INLINE Words upper_bits(const uint8_t* words, int word) {
 // and of LANES columns of a group in a panel's block, `at` columns on:
 //   word: four weights of each; those of 8 bits are signed;
 //   scales: integers in both halves of the lanes; of the first or second half of the group;
-//   offsets: what the sums of the halves of a row's group are multiplied with and added, of ZEROS and HALVES;
+//   zeros: zero points, of ZEROS;
 //   factor: of all that; minimum: what is subtracted, for each unit of the row's sum.
 
 template <int TYPE_BITS>
@@ -155,7 +178,6 @@ struct PlainDots {  // Q4_0, Q5_0, Q8_0
     return nibbles(words, word);
   }
   MEMBER Ints scales(const uint8_t*, int, int, int) const { return Ints{}; }
-  MEMBER Ints offsets(const uint8_t*, int, int) const { return Ints{}; }
   MEMBER Floats minimum(const uint8_t*, int, int) const { return Floats{}; }
   MEMBER Floats factor(const uint8_t* block, int at) const { return load_halves(block + 2 * at); }
 };
@@ -188,9 +210,8 @@ struct KDots {  // Q4_K, Q5_K
     return low;
   }
   MEMBER Ints scales(const uint8_t* block, int group, int at, int) const {
-    return in_both_halves(load_unsigned(block + (4 + group) * TILE_COLUMNS + at));
+    return load_unsigned_twice(block + (4 + group) * TILE_COLUMNS + at);
   }
-  MEMBER Ints offsets(const uint8_t*, int, int) const { return Ints{}; }
   MEMBER Floats factor(const uint8_t* block, int at) const { return load_halves(block + 2 * at); }
   MEMBER Floats minimum(const uint8_t* block, int group, int at) const {
     return load_halves(block + 2 * (TILE_COLUMNS + at)) *
@@ -214,25 +235,16 @@ struct Q6KDots {
     };
     for (int group = 0; group < 8; ++group) {
       auto of_group = [&](int k) { return integer(GROUP * group + k); };
-      // The scales of the halves are in the order of dot_halves: a lane of two int16.
       for (int half = 0; half < 2; ++half)
         to[(2 + 2 * group + half) * TILE_COLUMNS + column] = from[192 + 2 * group + half];
-      put_nibbles(of_group, column, to + (18 + 16 * group) * TILE_COLUMNS);
-      put_upper_bits(of_group, column, to + (146 + 8 * group) * TILE_COLUMNS);
+      put_six_bits(of_group, column, to + (18 + 24 * group) * TILE_COLUMNS);
     }
   }
   MEMBER Words word(const uint8_t* block, int group, int word, int at) const {
-    return nibbles(block + (18 + 16 * group) * TILE_COLUMNS + 4 * at, word) |
-           upper_bits(block + (146 + 8 * group) * TILE_COLUMNS + 4 * at, word);
-  }
-  MEMBER Ints half_scales(const uint8_t* block, int group, int at, int half) const {
-    return load_signed(block + (2 + 2 * group + half) * TILE_COLUMNS + at);
+    return six_bits_of(block + (18 + 24 * group) * TILE_COLUMNS + 4 * at, word);
   }
   MEMBER Ints scales(const uint8_t* block, int group, int at, int half) const {
-    return in_both_halves(half_scales(block, group, at, half));
-  }
-  MEMBER Ints offsets(const uint8_t* block, int group, int at) const {
-    return (half_scales(block, group, at, 0) * -ZERO & 0xffff) | half_scales(block, group, at, 1) * -ZERO << 16;
+    return load_signed_twice(block + (2 + 2 * group + half) * TILE_COLUMNS + at);
   }
   MEMBER Floats minimum(const uint8_t*, int, int) const { return Floats{}; }
   MEMBER Floats factor(const uint8_t* block, int at) const { return load_halves(block + 2 * at); }
@@ -266,9 +278,6 @@ struct WordDots {  // U4, I8: blocks as blocks.py makes them
   }
   MEMBER Ints scales(const uint8_t*, int, int, int) const { return Ints{}; }
   MEMBER Ints zeros(const uint8_t* block, int at) const { return load_unsigned(block + 4 * TILE_COLUMNS + at); }
-  MEMBER Ints offsets(const uint8_t* block, int, int at) const {
-    return in_both_halves(-zeros(block, at));
-  }
   MEMBER Floats minimum(const uint8_t* block, int, int at) const {
     if constexpr (BITS == 8) return Floats{};
     return to_floats(zeros(block, at)) * factor(block, at);
@@ -306,13 +315,6 @@ INLINE void fetch_ahead(const Format& format, const uint8_t* block, int group) {
 
 // ------------------------------------------------------------------------------------ int8 activations
 
-// Return the sum of a part of a row's group: of all of it, or of a half.
-template <int PARTS>
-INLINE int32_t sum_of_part(int32_t halves, int part) {
-  const int32_t first = static_cast<int16_t>(halves), second = halves >> 16;
-  return PARTS == 1 ? first + second : part ? second : first;
-}
-
 // Add group `group` of the blocks to the sums of ROWS rows from `row` on; `place` is the group's index in the rows.
 // blocks[v]: the panel's block of vector v of columns, and at[v] its first column.
 template <int ROWS, int VECTORS, class Format>
@@ -323,7 +325,7 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
   const int groups = num_in / GROUP;
   const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in + place * GROUP;
   const float* scales = x.scales + static_cast<ptrdiff_t>(row) * groups + place;
-  const int32_t* halves = x.zero_point_offsets + static_cast<ptrdiff_t>(row) * groups + place;
+  const int32_t* pairs = x.zero_point_offsets + 2 * (static_cast<ptrdiff_t>(row) * groups + place);
   auto add_words = [&](int first, Sums (&sums)[ROWS][VECTORS]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int word = first; word < first + STEP; ++word) {
@@ -339,38 +341,41 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
     }
   };
   auto put_total = [&](int i, int v, Ints whole, Floats scale) __attribute__((always_inline)) {
-    if constexpr (Format::ZEROS || (Format::HALVES && Sums::IN_PAIRS))
-      whole += dot_halves(format.offsets(blocks[v], group, at[v]), Ints{} + halves[i * groups]);
+    if constexpr (Format::ZEROS)
+      whole -= format.zeros(blocks[v], group, at[v]) * sum_of_part<1>(pairs + 2 * i * groups, 0);
     total[i][v] += to_floats(whole) * scale * scales[i * groups];
   };
   if constexpr (Sums::IN_PAIRS) {
-    Ints whole[ROWS][VECTORS] = {};
-    if constexpr (!Format::HALVES && !Format::ZEROS && !Format::MINIMA && Format::BITS < 8)
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) whole[i][v] -= format.zero() * sum_of_part<1>(halves[i * groups], 0);
+    Ints whole[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int word = 0; word < WORDS; word += STEP) {
       Sums sums[ROWS][VECTORS];
       add_words(word, sums);
+      if constexpr (Sums::WRAPS)
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 8
+          for (int v = 0; v < VECTORS; ++v) sums[i][v].subtract_32_of(Ints{} + pairs[2 * i * groups + word / STEP]);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) {
         Ints scale = {};
-        if constexpr (Format::SCALED) scale = format.scales(blocks[v], group, at[v], word / (WORDS / 2));
+        if constexpr (Format::SCALED) scale = format.scales(blocks[v], group, at[v], word * 2 / WORDS);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; ++i) {
-          if constexpr (Format::SCALED)
-            whole[i][v] += sums[i][v].scaled(scale);
-          else
-            whole[i][v] += sums[i][v].total();
+          const Ints part = Format::SCALED ? sums[i][v].scaled(scale) : sums[i][v].total();
+          whole[i][v] = word ? whole[i][v] + part : part;
         }
       }
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v)
+    for (int i = 0; i < ROWS; ++i) {
+      Ints zero = {};
+      if constexpr (!Format::ZEROS && !Format::MINIMA && !Sums::WRAPS && Format::BITS < 8)
+        zero = Sums::times(format.zero(), pairs + 2 * i * groups);
 #pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) put_total(i, v, whole[i][v], format.factor(blocks[v], group, at[v]));
+      for (int v = 0; v < VECTORS; ++v)
+        put_total(i, v, whole[i][v] - zero, format.factor(blocks[v], group, at[v]));
+    }
   } else {
 #pragma GCC unroll 2
     for (int part = 0; part < PARTS; ++part) {
@@ -378,7 +383,7 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
       if constexpr (!Format::ZEROS && !Format::MINIMA)
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; ++i) {
-          const int32_t zero = format.zero() * sum_of_part<PARTS>(halves[i * groups], part);
+          const int32_t zero = format.zero() * sum_of_part<PARTS>(pairs + 2 * i * groups, part);
 #pragma GCC unroll 8
           for (int v = 0; v < VECTORS; ++v) sums[i][v].subtract(zero);
         }
@@ -417,12 +422,12 @@ class alignas(64) Int8Tile {
       for (int word = 0; word < WORDS; ++word) put(words_[to][word] + at, format.ready_word(block, group, word, at));
 #pragma GCC unroll 2
       for (int half = 0; half < (HALVES ? 2 : 1); ++half)
-        if constexpr (IN_PAIRS)
-          put(scales_[to][half] + at, format.scales(block, group, at, half));
-        else
+        if constexpr (!IN_PAIRS)
           store(factors_[to][half] + at, format.scale(block, group, at, half));
+        else if constexpr (HAS_SCALES)
+          put(scales_[to][half] + at, format.scales(block, group, at, half));
       if constexpr (IN_PAIRS) store(factors_[to][0] + at, format.factor(block, group, at));
-      if constexpr (ZEROS || (HALVES && IN_PAIRS)) put(offsets_[to] + at, format.offsets(block, group, at));
+      if constexpr (ZEROS) put(zeros_[to] + at, format.zeros(block, group, at));
       if constexpr (MINIMA) store(minima_[to] + at, format.minimum(block, group, at));
     }
   }
@@ -433,8 +438,8 @@ class alignas(64) Int8Tile {
   MEMBER Ints scales(const uint8_t*, int group, int at, int half) const {
     return *reinterpret_cast<const Ints*>(scales_[group][HALVES ? half : 0] + at);
   }
-  MEMBER Ints offsets(const uint8_t*, int group, int at) const {
-    return *reinterpret_cast<const Ints*>(offsets_[group] + at);
+  MEMBER Ints zeros(const uint8_t*, int group, int at) const {
+    return *reinterpret_cast<const Ints*>(zeros_[group] + at);
   }
   MEMBER Floats factor(const uint8_t*, int group, int at) const { return load(factors_[group][0] + at); }
   MEMBER Floats scale(const uint8_t*, int group, int at, int half) const { return load(factors_[group][half] + at); }
@@ -446,7 +451,7 @@ class alignas(64) Int8Tile {
   static void put(int32_t* to, Ints x) { *reinterpret_cast<Ints*>(to) = x; }
 
   uint32_t words_[GROUPS][WORDS][TILE_COLUMNS];
-  int32_t scales_[GROUPS][2][TILE_COLUMNS], offsets_[GROUPS][TILE_COLUMNS];
+  int32_t scales_[GROUPS][2][TILE_COLUMNS], zeros_[GROUPS][TILE_COLUMNS];
   float factors_[GROUPS][2][TILE_COLUMNS], minima_[GROUPS][TILE_COLUMNS];
   int zero_;
 };
@@ -585,6 +590,7 @@ struct InPanel : Format {
     return ByteSums<Format::BITS>::ready(this->word(block, group, word, at));
   }
   MEMBER Floats factor(const uint8_t* block, int, int at) const { return Format::factor(block, at); }
+  MEMBER Ints zeros(const uint8_t* block, int, int at) const { return Format::zeros(block, at); }
 #if defined(__AVX512BF16__)
   MEMBER Words pair(const uint8_t* block, int group, int word, bool is_odd, int at) const {
     return bf16_pair<Format::BITS, Format::ZERO>(this->word(block, group, word, at), is_odd);
@@ -706,9 +712,10 @@ INLINE void dot_row_of(const BlockPanel* panels, bool is_pair, const Rows& x, in
 
 template <class Rows>
 INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num_in, int rows, float* sums) {
-  // Sums of pairs of int16 take so many instructions that unpacking is little beside them: measured on AVX2.
-  constexpr bool UNPACKS = !std::is_same_v<Rows, Int8Rows> || !ByteSums<4>::IN_PAIRS;
   with_format(panel.format, panel.inputs, [&](auto format) {
+    // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them.
+    constexpr int BITS = decltype(format)::BITS;
+    constexpr bool UNPACKS = BITS < 8 || !std::is_same_v<Rows, Int8Rows> || !ByteSums<BITS>::IN_PAIRS;
     if constexpr (UNPACKS)
       if (rows > TILE_ROWS) return dot_many(format, panel.blocks, x, row, num_in, rows, sums);
     in_groups(rows, [&](auto size, int first) {

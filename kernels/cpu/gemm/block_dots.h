@@ -8,9 +8,10 @@
 // time.
 //
 // A panel is stored block after block, in as many bytes as that of gemm/blocks.h: scales of all its columns, then words
-// of four inputs of each column. Of weights with four to six bits, a word's lower nibbles are four inputs and its upper
-// ones the next four; their fifth and sixth bits are in words of their own. Few rows are multiplied with the panel as it
-// is; for more, a part of it at a time is unpacked into the L1 cache.
+// of four inputs of each column. Of weights with four or five bits, a word's lower nibbles are four inputs and its upper
+// ones the next four; fifth bits are in words of their own. Of six bits, three words hold four: the upper two bits of
+// each are a part of the fourth. Few rows are multiplied with the panel as it is; for more, a part of it at a time is
+// unpacked into the L1 cache.
 
 #pragma once
 

@@ -6,6 +6,15 @@
 
 #define MEMBER inline __attribute__((always_inline))
 
+#if defined(__AVX2__)
+// Eight bytes, four times.
+INLINE __m256i load_eight(const uint8_t* from) {
+  int64_t eight;
+  std::memcpy(&eight, from, 8);
+  return _mm256_set1_epi64x(eight);
+}
+#endif
+
 // GCC makes many instructions of a general conversion from bytes.
 INLINE Ints load_signed(const uint8_t* from) {
 #if defined(__AVX512F__)
@@ -26,6 +35,29 @@ INLINE Ints load_unsigned(const uint8_t* from) {
 #else
   typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
   return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
+#endif
+}
+
+// The same, in both halves of the lanes as int16.
+INLINE Ints load_signed_twice(const uint8_t* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i in_upper_bytes = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,  //
+                                                  -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+  return reinterpret_cast<Ints>(_mm256_srai_epi16(_mm256_shuffle_epi8(load_eight(from), in_upper_bytes), 8));
+#else
+  const Ints x = load_signed(from);
+  return (x & 0xffff) | x << 16;
+#endif
+}
+
+INLINE Ints load_unsigned_twice(const uint8_t* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i in_lower_bytes = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
+                                                  4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
+  return reinterpret_cast<Ints>(_mm256_shuffle_epi8(load_eight(from), in_lower_bytes));
+#else
+  const Ints x = load_unsigned(from);
+  return x | x << 16;
 #endif
 }
 

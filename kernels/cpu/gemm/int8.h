@@ -14,19 +14,20 @@
 struct Int8Rows {
   uint8_t* numbers;  // [rows, num_in]
   float* scales;     // [rows], or [rows, num_in / GROUP]
-  // [rows, num_in / GROUP]. For int4 weights: -8 * sum of a group, for their zero point 8. For blocks: the sums of the
-  // two halves of a group, as two int16.
+  // [rows, num_in / GROUP]. For int4 weights: -8 * sum of a group, for their zero point 8. For blocks
+  // [rows, num_in / GROUP, 2]: the sums of the first two and of the last two of every four numbers, as two int16, of
+  // each half of a group.
   int32_t* zero_point_offsets;
   float* group_sums;  // [rows, num_in / GROUP]: of what the numbers of a group stand for; for blocks only
 
   static bool has_one_scale(const Linear& linear) { return linear.bits == 8 && !linear.panels; }
-  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum
+  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum; offsets: twice as many
 
   // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP;
     return {numbers + row * linear.num_in, scales + row * (has_one_scale(linear) ? 1 : groups),
-            zero_point_offsets + row * groups, group_sums + row * groups};
+            zero_point_offsets + row * groups * (linear.panels ? 2 : 1), group_sums + row * groups};
   }
 };
 
@@ -52,6 +53,13 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
         reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + zero_point;
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(whole)));
+#elif defined(__AVX2__)
+    // GCC would store byte by byte.
+    const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                            -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i halves = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(whole), lowest);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + i),
+                     _mm_or_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
 #else
     for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
 #endif
@@ -61,15 +69,18 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
-// Quantise a group to signed bytes and add those of each half; return the scale, as `quantise` does.
-template <class T>
-INLINE float quantise_group(const T* from, uint8_t* to, int32_t* sums) {
-  const float scale = quantise(from, GROUP, 0, to);
-  for (int half = 0; half < 2; ++half) {
-    sums[half] = 0;
-    for (int i = 0; i < GROUP / 2; ++i) sums[half] += static_cast<int8_t>(to[half * GROUP / 2 + i]);
-  }
-  return scale;
+// Of half a group of signed bytes, add the first two of every four, and the last two, as two int16.
+INLINE int32_t sum_pairs(const uint8_t* from) {
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+  pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0xb1)));
+#else
+  int32_t sums[2] = {};
+  for (int i = 0; i < GROUP / 2; ++i) sums[i / 2 % 2] += static_cast<int8_t>(from[i]);
+  return (sums[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16);
+#endif
 }
 
 // Quantise row `row` in the format for the layer's weights.
@@ -83,14 +94,17 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
   }
   for (int group = 0; group < groups; ++group) {
     const ptrdiff_t place = static_cast<ptrdiff_t>(row) * groups + group;
-    int32_t sums[2];
-    to.scales[place] = quantise_group(from + group * GROUP, numbers + group * GROUP, sums);
-    if (!linear.panels) {
-      to.zero_point_offsets[place] = -8 * (sums[0] + sums[1]);
-      continue;
+    to.scales[place] = quantise(from + group * GROUP, GROUP, 0, numbers + group * GROUP);
+    int32_t sum = 0;
+    for (int half = 0; half < 2; ++half) {
+      const int32_t pairs = sum_pairs(numbers + group * GROUP + half * GROUP / 2);
+      sum += static_cast<int16_t>(pairs) + (pairs >> 16);
+      if (linear.panels) to.zero_point_offsets[2 * place + half] = pairs;
     }
-    to.zero_point_offsets[place] = (sums[0] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16);
-    to.group_sums[place] = to.scales[place] * static_cast<float>(sums[0] + sums[1]);
+    if (linear.panels)
+      to.group_sums[place] = to.scales[place] * static_cast<float>(sum);
+    else
+      to.zero_point_offsets[place] = -8 * sum;
   }
 }
 
