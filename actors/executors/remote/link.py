@@ -15,11 +15,12 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from triolet.actors.executors.connection import Posted, RunnerConnection
-from triolet.actors.executors.frame_io import (
+from triolet.actors.executors.connection import (
     READ_BYTES,
+    Descriptor,
     FrameWriter,
-    StreamFrameWriter,
+    Posted,
+    RunnerConnection,
     receive_when_ready,
 )
 from triolet.errors import RunnerDied
@@ -28,6 +29,23 @@ from triolet.ipc.messages import REQUESTS, ImportModules, Ping, Pong
 PING_S = 1.0  # between two pings of an idle worker
 ANSWER_S = 2.0  # for the answer to one
 PREPARE_S = 300.0  # for the imports of a fresh process, on a machine under load
+
+
+class StreamFrameWriter(FrameWriter):
+    """Writer of frames to a stream whose bytes are not those of the descriptor: all of them are written by `run`."""
+
+    def __init__(self, sink: Descriptor, stream: trio.abc.SendStream) -> None:
+        super().__init__(sink)
+        self._stream = stream
+
+    async def _write_rest(self) -> None:
+        data = bytes(self._rest)
+        await self._stream.send_all(data)
+        del self._rest[: len(data)]
+
+    def _write(self, data: bytes | bytearray) -> int:
+        self._is_broken = self._sink.fileno() < 0
+        return 0
 
 
 @attrs.define(eq=False)

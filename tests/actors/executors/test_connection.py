@@ -12,8 +12,9 @@ import trio.testing
 
 from tests.actors.executors.harness import executor_that, first_step, ignore, remote_that, step_ahead
 from tests.actors.harness import unexpected
+from triolet.actors.executors.connection import FrameWriter, receive_when_ready
 from triolet.actors.executors.contract import Executor
-from triolet.actors.executors.frame_io import FrameWriter, StreamFrameWriter, receive_when_ready
+from triolet.actors.executors.remote.link import StreamFrameWriter
 
 NUM_STEPS = 40
 
