@@ -182,7 +182,7 @@ class RunnerConnection(ABC):
         """Have the runner end at once."""
 
     @abstractmethod
-    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+    async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         """Kill the runner if it still lives, and return the exception that says how it died.
 
         Args:
@@ -209,7 +209,7 @@ class RunnerConnection(ABC):
             RunnerDied: the runner has ended, was killed after `timeout_s`, or sent something that is no reply.
         """
         if self._dying.is_set():
-            raise await self._death()
+            raise await self.death()
         scope = self._talk = trio.CancelScope()
         self._late = late
         if timeout_s is not None:
@@ -220,12 +220,12 @@ class RunnerConnection(ABC):
                     yield
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 self._note_death()
-                raise await self._death() from None
+                raise await self.death() from None
             except FrameError as error:
-                raise await self._death(f"and the engine do not understand each other ({error})") from error
+                raise await self.death(f"and the engine do not understand each other ({error})") from error
             if scope.cancelled_caught:
                 reason = None if self._dying.is_set() else self._late
-                raise await self._death(reason, is_hang=True) from None
+                raise await self.death(reason, is_hang=True) from None
         except BaseException:
             self._kill()
             raise
@@ -371,7 +371,7 @@ class RunnerProcess(RunnerConnection):
                 with self._idle:
                     yield self
                 if self._idle.cancelled_caught:
-                    raise await self._death()
+                    raise await self.death()
             except BaseException as error:  # raised again below, without the nursery's group around it
                 failure = error
             with trio.CancelScope(shield=True):
@@ -437,7 +437,7 @@ class RunnerProcess(RunnerConnection):
     async def _receive(self) -> bytes:
         return await receive_when_ready(self._replies)
 
-    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+    async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         self._popen.kill()  # changes no exit status of a process that is ending already
         await self._dying.wait()
         returncode = self._popen.returncode

@@ -82,6 +82,8 @@ class GroupExecutor(Executor):
                 async with rank.running():
                     task_status.started()
                     await is_over.wait()
+                    if self._deaths:
+                        await rank.kill("was killed, since another rank had ended")
             except RunnerDied as death:
                 self._deaths.append(death)
                 if self._asking is None:

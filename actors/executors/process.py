@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import trio
 
@@ -324,6 +324,16 @@ class ProcessExecutor(LookAheadExecutor):
         if reply.failure is not None:
             return WorkerOutcome(error=rebuild_call_error(reply.failure))
         return WorkerOutcome(value_of(reply))
+
+    async def kill(self, reason: str) -> NoReturn:
+        """Kill the process, within `running()`; the next load waits until the system has freed what it held.
+
+        Args:
+            reason: the end of a sentence on the process, for the error.
+        Raises:
+            RunnerDied: as soon as the process begins to end.
+        """
+        raise await self._here().death(reason)
 
     def use_weights(self, folder: str | None) -> None:
         self._folder = folder

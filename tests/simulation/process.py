@@ -55,7 +55,7 @@ class SimulatedProcess(RunnerConnection):
                 with self._idle:
                     yield self
                 if self._idle.cancelled_caught:
-                    raise await self._death()
+                    raise await self.death()
             except BaseException as error:
                 failures.append(error)
             nursery.cancel_scope.cancel()
@@ -78,7 +78,7 @@ class SimulatedProcess(RunnerConnection):
     def _kill(self) -> None:
         self._end(RunnerDied("was killed by SIGKILL", -9))
 
-    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+    async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         self._kill()
         await trio.lowlevel.checkpoint()
         self.world.expect(reason is None or is_hang, f"the process {reason}")

@@ -98,7 +98,7 @@ class WorkerLink(RunnerConnection):
             with self._idle:
                 yield self
             if self._idle.cancelled_caught:
-                raise await self._death()
+                raise await self.death()
         finally:
             self._kill()
 
@@ -172,7 +172,7 @@ class WorkerLink(RunnerConnection):
         self._socket.close()
         self._note_death()
 
-    async def _death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
+    async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         await trio.lowlevel.checkpoint()
         self._kill()
         is_hang = is_hang and reason is not None

@@ -1,15 +1,21 @@
-"""A group of processes refuses what it does not honour, and results in which its ranks disagree."""
+"""A group of processes ends as one, and refuses what it does not honour and results in which its ranks disagree."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from typing import Any
 
 import pytest
+import trio
 
-from triolet.actors.executors.group import LocalGroup, _agreed
+from tests.actors.executors.harness import executor_that, ignore
+from triolet.actors.executors.connection import RunnerProcess
+from triolet.actors.executors.group import GroupExecutor, LocalGroup, _agreed
 from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import SampledToken, StepResult
-from triolet.errors import ConfigError, RunnerFailed
+from triolet.errors import ConfigError, RunnerDied, RunnerFailed
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,40 @@ def test_a_step_has_the_result_of_rank_0_if_the_ranks_agree_on_its_tokens() -> N
 def test_ranks_that_choose_different_tokens_end_the_step() -> None:
     with pytest.raises(RunnerFailed, match="rank 2 chose"):
         _agreed([result_of(7), result_of(7), result_of(8)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is known to end when it has ended")
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_the_death_of_a_rank_is_told_before_the_memory_of_any_is_freed(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    wait_for_exit = RunnerProcess._wait_for_exit
+    is_freed, num_exited = trio.Event(), 0
+
+    async def wait_longer(process: RunnerProcess) -> None:
+        nonlocal num_exited
+        await wait_for_exit(process)
+        await is_freed.wait()
+        num_exited += 1
+
+    monkeypatch.setattr(RunnerProcess, "_wait_for_exit", wait_longer)
+    ranks = [executor_that(), executor_that()]
+    group = GroupExecutor(ranks, trio.lowlevel.checkpoint)
+
+    async def live() -> None:
+        async with group.running():
+            await group.start(ignore)
+            process = ranks[rank]._here()
+            assert isinstance(process, RunnerProcess)
+            os.kill(process._popen.pid, signal.SIGKILL)
+            await trio.sleep_forever()
+
+    with trio.fail_after(300):
+        with pytest.raises(RunnerDied, match="was killed by SIGKILL"):
+            await live()
+        assert num_exited == 0
+        is_freed.set()
+        for each in ranks:
+            assert each._former is not None
+            await each._former.gone()
+    assert num_exited == 2
