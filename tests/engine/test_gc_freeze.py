@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from tests.source_tree import ROOT, SRC
-from triolet.engine.gc_freeze import FullCollections, collect_rarely
+from triolet.engine.gc_freeze import FullCollections, collect_in_short_steps
 
 PROLOGUE = """
 import gc, weakref
@@ -171,48 +171,65 @@ def test_the_runners_process_sets_its_model_aside() -> None:
     )
 
 
-def test_full_collections_are_rare_while_they_find_little_and_soon_where_they_find_much() -> None:
-    full = FullCollections(max_garbage=1000, min_middle=10, max_middle=700)
-
-    def first_due() -> int:
-        return next(num_middle for num_middle in range(1, 10_000) if full.is_due(num_middle, 0))
-
-    assert first_due() == 500
-    full.note_result(500, 0, 0)
-    assert first_due() == 700
-    full.note_result(500, 5000, 0)  # ten for each middle one: a thousand after a hundred
-    assert first_due() == 100
-    full.note_result(100, 10**6, 0)
-    assert first_due() == 10
+def test_everything_is_collected_once_memory_has_grown_and_nothing_happens_for_some_steps() -> None:
+    full = FullCollections(num_quiet=3, num_blocks=1000)
+    assert not any(full.is_due(1099, is_quiet=True) for _ in range(10))
+    assert full.is_due(1100, is_quiet=True)
+    full.note_done(1100)
+    assert not any(full.is_due(1200, is_quiet=True) for _ in range(10))
+    # Something happens in between: the quiet steps are counted again.
+    quiet = (False, True, True, False, True, True, True)
+    assert [full.is_due(1210, is_quiet=is_quiet) for is_quiet in quiet] == [False] * 6 + [True]
 
 
-def test_a_full_collection_is_due_when_nothing_happens_any_more_but_not_again_and_again() -> None:
-    full = FullCollections(min_middle=10)
-    assert not full.is_due(40, 0)
-    assert full.is_due(40, 0)
-    full.note_result(40, 3, 0)
-    assert [full.is_due(num_middle, 0) for num_middle in (0, 0, 9, 9, 9)] == [False] * 5
+def test_where_always_something_happens_everything_is_collected_rarely_and_only_if_memory_has_doubled() -> (
+    None
+):
+    full = FullCollections(min_busy_steps=4, num_blocks=1000)
+    assert [full.is_due(2000, is_quiet=False) for _ in range(4)] == [False, False, False, True]
+    full.note_done(1500)
+    assert not any(full.is_due(2999, is_quiet=False) for _ in range(20))
+    assert full.is_due(3000, is_quiet=False)
 
 
-def test_a_full_collection_is_put_off_while_there_are_far_more_objects_than_usual_but_not_for_ever() -> None:
-    full = FullCollections(min_middle=10, max_growth=1.5, max_put_off=3, num_blocks=1000)
-    assert [full.is_due(600, num_blocks) for num_blocks in (5000, 1501, 1500)] == [False, False, True]
-    full.note_result(600, 0, 2000)
-    assert not full.is_due(3000, 9000)
-    assert full.is_due(3000, 3000)
-    full.note_result(3000, 0, 2000)
-    assert [full.is_due(3000, 10**6) for _ in range(4)] == [False, False, False, True]
-    full.note_result(3000, 10**5, 2000)
-    assert [full.is_due(3000, 10**6) for _ in range(4)] == [False, False, False, True]
+def test_a_step_looks_at_nothing_that_an_earlier_step_has_left_and_growth_in_quiet_brings_all_back() -> None:
+    run(
+        """
+        import sys
+        from unittest import mock
+        from triolet.engine import gc_freeze
+        from triolet.engine.gc_freeze import collect_in_short_steps
 
+        class Now:
+            num_middle, num_blocks = 1, 1000
 
-def test_a_full_collection_is_not_put_off_where_nothing_happens_since_what_has_grown_is_garbage() -> None:
-    full = FullCollections(min_middle=10, max_put_off=60, max_put_off_quiet=3, num_blocks=1000)
-    assert [full.is_due(40, 10**6) for _ in range(6)] == [False, False, False, False, True, True]
-    full.note_result(40, 10**5, 1000)
-    # It is busy in between: the quiet checks are counted again.
-    counts = (40, 40, 40, 41, 41, 41, 41, 41)
-    assert [full.is_due(num_middle, 10**6) for num_middle in counts] == [False] * 7 + [True]
+        async def main():
+            patches = (
+                mock.patch.object(gc_freeze, "STEP_INTERVAL_S", 0.001),
+                mock.patch.object(gc, "get_count", lambda: (0, 0, Now.num_middle)),
+                mock.patch.object(sys, "getallocatedblocks", lambda: Now.num_blocks),
+            )
+            with frozen_gc(), patches[0], patches[1], patches[2]:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(collect_in_short_steps)
+                    node = Node()
+                    remains = weakref.ref(node)
+                    while is_looked_at(node):
+                        await trio.sleep(0.001)
+                    del node
+                    await trio.sleep(0.1)
+                    assert remains() is not None, "it is garbage, but was frozen before"
+                    Now.num_middle = 0
+                    await trio.sleep(0.1)
+                    assert remains() is not None, "memory has not grown"
+                    Now.num_blocks = 1200
+                    while remains() is not None:
+                        await trio.sleep(0.001)
+                    nursery.cancel_scope.cancel()
+
+        trio.run(main)
+        """
+    )
 
 
 async def test_a_server_collects_itself_and_gives_the_rule_back(
@@ -226,7 +243,7 @@ async def test_a_server_collects_itself_and_gives_the_rule_back(
     monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 50))
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(collect_rarely)
+            nursery.start_soon(collect_in_short_steps)
             await trio.sleep(0.5)
             assert gc.get_threshold() != thresholds
             garbage = weakref.ref(Node())

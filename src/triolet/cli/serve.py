@@ -34,7 +34,7 @@ from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.recovery.supervision import Restart, Strategy
 from triolet.engine.engine import Engine
-from triolet.engine.gc_freeze import collect_rarely, freeze_gc
+from triolet.engine.gc_freeze import collect_in_short_steps, freeze_gc
 from triolet.errors import ConfigError, EngineUnhealthy
 from triolet.protocol.access import Access
 from triolet.server import create_app
@@ -131,7 +131,7 @@ class Server:
             nursery.start_soon(_watch_engine, engine)
             nursery.start_soon(return_memory, gateway.input_budget, trim_allocator)
             freeze_gc()
-            nursery.start_soon(collect_rarely)
+            nursery.start_soon(collect_in_short_steps)
             print(self._url, flush=True)
             await signalled.wait()
             await self._drain(engine, gateway)

@@ -12,10 +12,10 @@ engine closes everything is unfrozen. In a program that freezes objects itself n
 told from ours.
 
 A server adds objects of its own after that, 60 for each connection: with two thousand of them a full collection takes
-130 ms again, and Python starts one whenever their number has grown by a quarter. Therefore a server decides itself when
-(`FullCollections`): rarely while they find little, soon where they find much, and while nothing happens; and not while
-there are far more objects than usual, as of a body of four megabytes that is being read: they make the visit long, and
-soon leave without it.
+130 ms again, and Python starts one whenever their number has grown by a quarter. Therefore a server has a rule of its
+own (`collect_in_short_steps`). Each second that has made objects, those are collected and what is left of them is
+frozen: they are few, so it is short. What becomes garbage later, in a cycle, is frozen by then, and shows in the memory
+that is in use: when that has grown, everything is unfrozen and collected, while nothing happens (`FullCollections`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERPRETERS_OWN = 1_000
 so a larger count means that it has frozen its own."""
 
 
-CHECK_INTERVAL_S: Final = 1.0
+STEP_INTERVAL_S: Final = 1.0
 # Of a young collection, which is due after 700 new objects, and of a middle one, after so many young ones: 3,500
 # objects take 5 ms. The last is never reached.
 THRESHOLDS: Final = (700, 5, 10**9)
@@ -58,13 +58,15 @@ class _Settlement:
                 self._set_aside()
 
     def went_on(self) -> None:
-        """Freeze the objects that have been added since."""
+        """Collect the objects that have been added since, and freeze the rest of them."""
         with self._lock:
             if self._is_ours():
                 self._set_aside()
+            else:
+                gc.collect()
 
     def forgot(self) -> None:
-        """Collect the frozen objects that have become garbage."""
+        """Collect the frozen objects that have become garbage, too."""
         with self._lock:
             if self._num_engines and self._is_ours():
                 gc.unfreeze()
@@ -114,72 +116,60 @@ def freeze_gc() -> None:
 
 @attrs.define
 class FullCollections:
-    """Decision when a full collection is due, by what the ones before have found.
+    """Decision when everything is unfrozen and collected, by the memory that has come since the last time.
 
     Args:
-        max_garbage: objects that may wait to be found; an object has some 100 bytes.
-        min_middle: middle collections between two full ones, at least.
-        max_middle: likewise, at most.
-        max_growth: growth of memory, by which a collection that is due is put off: times what the last one has left.
-        max_put_off: times in a row that it is put off; what has grown may be the garbage itself.
-        max_put_off_quiet: likewise, while nothing happens: no body is being read, and what has grown is garbage.
-        num_blocks: allocated blocks of memory at the start, later those after the last collection.
+        quiet_growth: of the memory in use after which it is due once nothing happens, times what the last one has left.
+        num_quiet: steps in a row in which nothing has happened.
+        busy_growth: likewise, though something happens: what has grown may be connections, and not garbage.
+        min_busy_steps: steps since the last one, where something happens in each.
+        num_blocks: allocated blocks of memory, a measure of the number of objects; at the start, later after the last.
     """
 
-    max_garbage: int = 100_000
-    min_middle: int = 10
-    max_middle: int = 2000
-    max_growth: float = 1.25
-    max_put_off: int = 60
-    max_put_off_quiet: int = 5
-    _num_blocks: float = float("inf")
-    # Until one has told how much they find. Requests leave nothing, so the first one is no hurry.
-    _limit: float = attrs.field(default=500.0, init=False)
-    _num_middle: int = attrs.field(default=0, init=False)  # at the last check
-    _num_put_off: int = attrs.field(default=0, init=False)
-    _num_quiet: int = attrs.field(default=0, init=False)  # checks in a row
+    quiet_growth: float = 1.1
+    num_quiet: int = 5
+    busy_growth: float = 2.0
+    min_busy_steps: int = 600
+    num_blocks: int = attrs.field(kw_only=True)
+    _num_quiet: int = attrs.field(default=0, init=False)
+    _num_steps: int = attrs.field(default=0, init=False)  # since the last one
 
-    def is_due(self, num_middle: int, num_blocks: int) -> bool:
-        """Return whether to collect now.
+    def is_due(self, num_blocks: int, *, is_quiet: bool) -> bool:
+        """Return whether to collect everything now; asked for in each step.
 
         Args:
-            num_middle: middle collections since the last full one; asked for again and again.
-            num_blocks: allocated blocks of memory, a measure of the number of objects.
+            num_blocks: allocated blocks now.
+            is_quiet: whether few objects have been made since the last step.
         """
-        is_quiet = num_middle == self._num_middle
-        self._num_middle = num_middle
+        self._num_steps += 1
         self._num_quiet = self._num_quiet + 1 if is_quiet else 0
-        if num_middle < (self.min_middle if is_quiet else self._limit):
-            return False
-        self._num_put_off += 1
-        if self._num_quiet > self.max_put_off_quiet or self._num_put_off > self.max_put_off:
-            return True
-        return num_blocks <= self.max_growth * self._num_blocks
+        if self._num_quiet >= self.num_quiet:
+            return num_blocks >= self.quiet_growth * self.num_blocks
+        return self._num_steps >= self.min_busy_steps and num_blocks >= self.busy_growth * self.num_blocks
 
-    def note_result(self, num_middle: int, num_found: int, num_blocks: int) -> None:
-        """Learn from a full collection.
+    def note_done(self, num_blocks: int) -> None:
+        """Note that everything has been collected.
 
         Args:
-            num_middle: middle collections before it.
-            num_found: objects that it freed.
-            num_blocks: allocated blocks of memory that it left.
+            num_blocks: allocated blocks that are left.
         """
-        self._num_middle = self._num_put_off = 0
-        self._num_blocks = num_blocks
-        until_full = num_middle * self.max_garbage / max(num_found, 1)
-        self._limit = min(max(until_full, self.min_middle), self.max_middle)
+        self._num_quiet = self._num_steps = 0
+        self.num_blocks = num_blocks
 
 
-async def collect_rarely() -> NoReturn:
+async def collect_in_short_steps() -> NoReturn:
     """Replace Python's rule for full collections until cancelled; for the process of a server, which is its own."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     collections = FullCollections(num_blocks=sys.getallocatedblocks())
     try:
         while True:
-            await trio.sleep(CHECK_INTERVAL_S)
-            num_middle = gc.get_count()[2]
-            if collections.is_due(num_middle, sys.getallocatedblocks()):
-                collections.note_result(num_middle, gc.collect(), sys.getallocatedblocks())
+            await trio.sleep(STEP_INTERVAL_S)
+            is_quiet = gc.get_count()[2] == 0  # middle collections since the last step
+            if not is_quiet:
+                _settlement.went_on()
+            if collections.is_due(sys.getallocatedblocks(), is_quiet=is_quiet):
+                _settlement.forgot()
+                collections.note_done(sys.getallocatedblocks())
     finally:
         gc.set_threshold(*thresholds)
