@@ -224,15 +224,16 @@ class Loaded:
 
     def _steps(self, batch: int, context: int, num_steps: int) -> Callable[[], None]:
         """Return a function that computes the next decode step, for at most so many."""
+        from triolet.config.engine import EngineConfig
         from triolet.core.step_plan import PlanRow, RowStart, StepPlan
         from triolet.model.runner_loading import load_runner
 
         each = -(-(context + num_steps + 1) // 16)
         with tempfile.TemporaryDirectory() as name:
-            runner, _ = load_runner(
+            runner, _ = load_runner(EngineConfig(
                 model=self._folder(name), dtype="bfloat16", device=self._place.device, num_kv_blocks=batch * each,
                 max_num_seqs=batch, max_model_len=context + num_steps + 1,
-            )  # fmt: skip
+            ))  # fmt: skip
         for layer in runner._cache:  # zeros would be faster than keys and values
             for tensor in (layer.keys, layer.values):
                 tensor.normal_()

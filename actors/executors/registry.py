@@ -30,14 +30,14 @@ def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfi
 
     def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
-        from triolet.model.runner_loading import load_configured_runner
+        from triolet.model.runner_loading import load_runner
 
         nonlocal next_config
         # Unless this load succeeds, the next one measures memory anew.
         chosen, next_config = next_config, config
         if folder is not None:
             chosen = with_weights(chosen, folder)
-        runner, info = load_configured_runner(chosen, on_progress)
+        runner, info = load_runner(chosen, on_progress)
         next_config = with_kv_cache(config, info)
         return runner, info
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.model.test_runner import start
 from tests.model.tiny import make_model
+from triolet.config.engine import EngineConfig
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import PlanRow, StepPlan, StepResult
 from triolet.errors import InvariantViolated
@@ -36,7 +37,7 @@ PROMPT = (1, 2, 3)
 @pytest.fixture
 def runner(tmp_path: Path) -> ModelRunner:
     made, _ = load_runner(
-        model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4, max_num_seqs=4
+        EngineConfig(model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4, max_num_seqs=4)
     )
     return made
 

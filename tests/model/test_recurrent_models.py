@@ -13,7 +13,7 @@ from triolet.errors import ConfigError
 from triolet.model.architectures.decoder_config import read_config
 from triolet.model.architectures.families import parse_decoder_config
 from triolet.model.parallel.cuts import Part
-from triolet.model.runner_loading import load_configured_runner
+from triolet.model.runner_loading import load_runner
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, **fields: Any) -> Any:
-    _, info = load_configured_runner(EngineConfig(model=str(folder), device="cpu", **fields), lambda _: None)
+    _, info = load_runner(EngineConfig(model=str(folder), device="cpu", **fields), lambda _: None)
     return info
 
 

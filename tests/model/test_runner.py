@@ -13,6 +13,7 @@ import transformers
 from tests.model.backends.fake_causal_model import VOCAB_SIZE, FakeCausalModel, expected_logits
 from tests.model.tiny import VOCAB_SIZE as TINY_VOCAB_SIZE
 from tests.model.tiny import make_model
+from triolet.config.engine import EngineConfig
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.load_progress import LoadProgress
 from triolet.core.request.model_info import ModelInfo
@@ -455,13 +456,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
     reports: list[LoadProgress] = []
     _, info = load_runner(
-        model=str(folder),
-        device="cpu",
-        num_kv_blocks=10,
-        block_size=8,
-        max_num_seqs=3,
-        calibration="off",
-        on_progress=reports.append,
+        EngineConfig(
+            model=str(folder),
+            device="cpu",
+            num_kv_blocks=10,
+            block_size=8,
+            max_num_seqs=3,
+            calibration="off",
+        ),
+        reports.append,
     )
     assert info == ModelInfo(
         folder=str(folder),
@@ -495,14 +498,14 @@ def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first
 
     monkeypatch.setattr(runner_loading, "load_model", load)
     monkeypatch.setattr(runner_loading, "kernels", lambda: events.append("kernels"))
-    load_runner(model=str(folder), device="cpu", num_kv_blocks=4)
+    load_runner(EngineConfig(model=str(folder), device="cpu", num_kv_blocks=4))
     assert events[:2] == ["kernels", "weights"]
 
 
 def test_without_numbers_the_cache_holds_what_all_sequences_could_need(folder: Path) -> None:
-    _, info = load_runner(model=str(folder), device="cpu", max_num_seqs=2)
+    _, info = load_runner(EngineConfig(model=str(folder), device="cpu", max_num_seqs=2))
     assert (info.max_model_len, info.num_kv_blocks) == (256, 2 * 256 // 16)
-    _, info = load_runner(model=str(folder), device="cpu", max_num_seqs=2, max_model_len=33)
+    _, info = load_runner(EngineConfig(model=str(folder), device="cpu", max_num_seqs=2, max_model_len=33))
     assert (info.max_model_len, info.num_kv_blocks) == (33, 2 * 3)
 
 
@@ -522,7 +525,7 @@ def test_a_set_up_that_can_not_work_is_refused_by_name(
     folder: Path, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_runner(**({"model": str(folder), "device": "cpu"} | fields))
+        load_runner(EngineConfig(**({"model": str(folder), "device": "cpu"} | fields)))
 
 
 def test_a_real_model_answers_as_transformers_does_whatever_is_preempted_chunked_or_cached(
@@ -537,7 +540,9 @@ def test_a_real_model_answers_as_transformers_does_whatever_is_preempted_chunked
         cache_key=b"k",
     )
     runner, _ = load_runner(
-        model=str(folder), device="cpu", num_kv_blocks=30, block_size=8, max_num_seqs=8, max_model_len=120
+        EngineConfig(
+            model=str(folder), device="cpu", num_kv_blocks=30, block_size=8, max_num_seqs=8, max_model_len=120
+        )
     )
     generator = random.Random(2)
     common = [generator.randrange(TINY_VOCAB_SIZE) for _ in range(17)]

@@ -70,7 +70,7 @@ def load(config: EngineConfig) -> Loaded:
         ModelError: the model cannot be loaded.
     """
     # Late, because torch takes a second to import.
-    from triolet.model.runner_loading import load_configured_runner
+    from triolet.model.runner_loading import load_runner
     from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
     from triolet.nano import PATH
 
@@ -93,7 +93,7 @@ def load(config: EngineConfig) -> Loaded:
             "LLM and LLMEngine compute in this process: AsyncLLM computes on other machines",
             config.runner,
         )
-    runner, info = load_configured_runner(config, lambda progress: None)
+    runner, info = load_runner(config, lambda progress: None)
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
 
 

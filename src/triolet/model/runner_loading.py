@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from triolet.config.devices import DEVICE_NAMES, cores_of, is_device, kind_of
@@ -58,83 +59,60 @@ def _driver_errors_as_model_errors() -> Iterator[None]:
         raise ModelError(f"the GPU's driver failed while the model was loaded: {error}") from error
 
 
-@_driver_errors_as_model_errors()
 def load_runner(
-    *,
-    model: str,
-    dtype: str = "auto",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-    max_model_len: int | None = None,
-    block_size: int | None = None,
-    num_kv_blocks: int | None = None,
-    kv_cache_bytes: int | None = None,
-    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION,
-    max_num_seqs: int = 128,
-    max_num_batched_tokens: int | None = None,
-    enforce_eager: bool = False,
-    quantization: str | None = None,
-    logprobs_mode: str = "raw_logprobs",
-    convert: str = "auto",
-    classifier_from_token: tuple[str, ...] = (),
-    adapter_limits: AdapterLimits | None = None,
-    weights_cache: str | None = None,
-    calibration: str = "auto",
-    kv_cache_dtype: str = "auto",
-    on_progress: OnProgress | None = None,
-    group: Group | None = None,
+    config: EngineConfig, on_progress: OnProgress = lambda told: None, group: Group | None = None
 ) -> tuple[ModelRunner, ModelInfo]:
-    """Load a model and everything it needs to run; arguments are `EngineConfig`'s fields.
+    """Load the model and KV cache of a configuration, and everything that they need to run.
 
     Args:
-        adapter_limits: of LoRA adapters; None for a model without them.
-        on_progress: told how much of the model is there.
+        config: with a `model`.
+        on_progress: told how much of it is there.
         group: of the processes that compute this model together; None for one.
     Raises:
-        ConfigError: no such device, not enough memory on it, or model and KV cache do not allow `max_model_len`.
+        ConfigError: a field that does not fit the model or the machine.
         ModelError: the model cannot be loaded, or the driver of the GPU failed.
     """
-    place = choose_device(device, 1 if group is None else group.part.size)
+    if config.model is None:
+        raise ValueError("config.model must be a folder or a hub id; got None")
+    if (size := config.tensor_parallel_size) > 1 and group is None:
+        raise ConfigError("tensor_parallel_size", "1 where the model is in one process", size)
+    if config.num_replicas > 1 or config.devices:
+        raise ConfigError(
+            "replicas", "1, without devices, where the model is loaded once", config.num_replicas
+        )
+    kind = worker_class(config.worker_extension)  # first, since the model takes long
+    with _driver_errors_as_model_errors():
+        runner, info = _load(config, on_progress, group)
+    if runner.model.spec.is_recurrent:
+        _check_recurrent(config, info.architecture)
+    runner.worker = kind(runner)
+    if config.stores_blocks:
+        # imported here because most engines have no store
+        from triolet.model.memory.prefix_store import store_of
+
+        runner.keep_prefixes(partial(store_of, config, info))
+    return runner, info
+
+
+def _load(
+    config: EngineConfig, on_progress: OnProgress, group: Group | None
+) -> tuple[ModelRunner, ModelInfo]:
+    place = choose_device(config.device, 1 if group is None else group.part.size)
     if place.index is not None:
         torch.cuda.set_device(place)
     if place.type == "cpu":
         kernels()  # compiled now, if it must be: in a first step it would use up some request's time
-        if gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
+        if config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
             _logger.warning(
                 "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
             )
     memory = memory_of(place)
-    load = partial(
-        load_model,
-        model,
-        dtype=dtype,
-        device=str(place),
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-        max_model_len=max_model_len,
-        quantization=quantization,
-        convert=convert,
-        classifier_from_token=classifier_from_token,
-        adapter_limits=adapter_limits,
-        weights_cache=weights_cache,
-        calibration=calibration,
-        kv_cache_dtype=kv_cache_dtype,
-        group=group,
-    )
-    num_weight_bytes = 0
-
-    def report(progress: LoadProgress) -> None:
-        nonlocal num_weight_bytes
-        if progress.stage == "weights":
-            num_weight_bytes = progress.total_bytes
-        if on_progress is not None:
-            on_progress(progress)
-
+    weights = _WeightBytes(on_progress)
     try:
-        loaded = load(on_progress=report)
-        if block_size is None:
-            block_size = block_size_of(loaded.model.spec, max_model_len or loaded.model.spec.max_position)
+        loaded = _load_weights(config, place, weights, group)
+        block_size = config.block_size or block_size_of(
+            loaded.model.spec, config.max_model_len or loaded.model.spec.max_position
+        )
         if place.type == "cuda" and isinstance(loaded.model, Decoder):
             compute_warm_up_steps(loaded.model, place, block_size, loaded.model.tile_lengths)
             if (bank := loaded.adapters) is not None:
@@ -142,98 +120,225 @@ def load_runner(
     except torch.OutOfMemoryError as error:
         if memory is None:
             raise
-        raise memory.too_small_for(num_weight_bytes) from error
-    spec = loaded.model.spec
+        raise memory.too_small_for(weights.total) from error
     if loaded.pooler is not None and loaded.pooler.info.needs_whole_prompts:
-        for field, value in (("num_kv_blocks", num_kv_blocks), ("kv_cache_bytes", kv_cache_bytes)):
-            if value is not None:
-                raise ConfigError(field, "left out for an encoder, which keeps no keys and values", value)
-        longest = longest_prompt(max_model_len, spec.max_position, max_num_batched_tokens)
-        # A block holds nothing here; a row takes one, whatever the length of its prompt.
-        return _runner_of(loaded, place, longest, max_num_seqs, longest, max_num_seqs, logprobs_mode)
-    budget = max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    step_device = _step_device(loaded, place, group)
-    if step_device is not None and not can_compute_steps(
-        loaded.model, step_device, block_size=block_size, logprobs_mode=logprobs_mode
-    ):
-        step_device = None
-    captures = step_device is not None and not enforce_eager and _is_capturable(loaded)
-    if memory is not None and num_kv_blocks is None and kv_cache_bytes is None:
+        return _Sizing(config, loaded, place, block_size).encoder()
+    sizing = _Sizing(
+        config, loaded, place, block_size, _step_device(config, loaded, place, block_size, group)
+    )
+    captures = sizing.step_device is not None and not config.enforce_eager and _is_capturable(loaded)
+    kv_cache_bytes = config.kv_cache_bytes
+    if memory is not None and config.num_kv_blocks is None and kv_cache_bytes is None:
 
         def compute_largest_step() -> int:
             nonlocal captures
-            longest = max_model_len or spec.max_position
-            plan, num_blocks = largest_step(budget, max_num_seqs, block_size, longest)
-            runner, _ = _runner_of(
-                loaded,
-                place,
-                longest,
-                num_blocks,
-                block_size,
-                max_num_seqs,
-                logprobs_mode,
-                step_device,
-                budget,
-            )
-            graph_bytes = _graph_bytes(runner, place) if captures else None
-            captures = graph_bytes is not None
-            if (problem := runner.execute(plan).out_of_memory) is not None:
-                raise ConfigError(
-                    "max_num_batched_tokens", f"a step that fits into the memory ({problem})", budget
-                )
-            # graphs keep their memory beside that of the step
-            return num_blocks * spec.block_bytes(block_size) - (graph_bytes or 0)
+            num_bytes, captures = sizing.compute_largest_step(captures=captures)
+            return num_bytes
 
-        block_bytes = spec.block_bytes(block_size)
-        kv_cache_bytes = memory.left_for_kv(gpu_memory_utilization, compute_largest_step, block_bytes)
-
-    # Steps whose rows are on a GPU have one block table, and what is set aside there is measured with one.
-    divided = partial(cache_groups_of, spec, most=MAX_GROUPS if place.type == "cpu" else 1)
-
-    def sized(groups: tuple[CacheGroup, ...], most: int) -> tuple[int, int]:
-        """Return the number of blocks, and the length of the longest sequence, at most `most`."""
-        num_blocks = kv_block_count(
-            spec,
-            groups=groups,
-            block_size=block_size,
-            num_kv_blocks=num_kv_blocks,
-            kv_cache_bytes=kv_cache_bytes,
-            max_model_len=most,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-        )
-        if group is not None:  # all ranks have the same blocks, whatever memory each of them found free
-            num_blocks = group.least(num_blocks)
-        num_kv_tokens = windows_of(groups).longest(num_blocks, block_size)
-        return num_blocks, longest_sequence(max_model_len, min(most, spec.max_position), num_kv_tokens)
-
-    groups = divided(longest=max_model_len or spec.max_position)
-    num_blocks, longest = sized(groups, max_model_len or spec.max_position)
-    if (others := divided(longest=longest)) != groups:
-        # No sequence that fits is longer than a window. Later loads are told of its length and divide the layers so.
-        groups = others
-        num_blocks, longest = sized(groups, longest)
-    runner, info = _runner_of(
-        loaded,
-        place,
-        longest,
-        num_blocks,
-        block_size,
-        max_num_seqs,
-        logprobs_mode,
-        step_device,
-        budget,
-        groups,
-    )
+        block_bytes = loaded.model.spec.block_bytes(block_size)
+        kv_cache_bytes = memory.left_for_kv(config.gpu_memory_utilization, compute_largest_step, block_bytes)
+    runner, info = sizing.runner_within(kv_cache_bytes, group)
     if captures:
-        runner.capture_graphs(lambda done, total: report(LoadProgress(f"graph {done} of {total}", 0, 0)))
-    if step_device is not None:
+        runner.capture_graphs(lambda done, total: on_progress(LoadProgress(f"graph {done} of {total}", 0, 0)))
+    if sizing.step_device is not None:
         announce_warm()
     return runner, info
 
 
-def _step_device(loaded: LoadedFolder, place: torch.device, group: Group | None) -> StepDevice | None:
+@attrs.define
+class _WeightBytes:
+    """Bytes of a model's weights, noted while its load reports them to `on_progress`."""
+
+    _on_progress: OnProgress
+    total: int = 0
+
+    def __call__(self, progress: LoadProgress) -> None:
+        if progress.stage == "weights":
+            self.total = progress.total_bytes
+        self._on_progress(progress)
+
+
+def _load_weights(
+    config: EngineConfig, place: torch.device, on_progress: OnProgress, group: Group | None
+) -> LoadedFolder:
+    assert config.model is not None
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=str(place),
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+        max_model_len=config.max_model_len,
+        quantization=None if config.quantization == "none" else config.quantization,
+        convert=config.convert,
+        classifier_from_token=config.classifier_from_token,
+        adapter_limits=_adapter_limits(config),
+        weights_cache=config.weights_cache,
+        calibration=config.calibration,
+        kv_cache_dtype=config.kv_cache_dtype,
+        on_progress=on_progress,
+        group=group,
+    )
+
+
+@attrs.frozen(eq=False)
+class _Sizing:
+    """Choice of the size of a loaded model's KV cache, and the runner that has it."""
+
+    config: EngineConfig
+    loaded: LoadedFolder
+    place: torch.device
+    block_size: int  # tokens
+    step_device: StepDevice | None = None
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a step, at most."""
+        return self.config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest sequence that is asked for, or that the model allows."""
+        return self.config.max_model_len or self.loaded.model.spec.max_position
+
+    def encoder(self) -> tuple[ModelRunner, ModelInfo]:
+        """Return the runner of an encoder, whose blocks hold nothing.
+
+        Raises:
+            ConfigError: a size of the KV cache is given.
+        """
+        config = self.config
+        for field, value in (
+            ("num_kv_blocks", config.num_kv_blocks),
+            ("kv_cache_bytes", config.kv_cache_bytes),
+        ):
+            if value is not None:
+                raise ConfigError(field, "left out for an encoder, which keeps no keys and values", value)
+        longest = longest_prompt(
+            config.max_model_len, self.loaded.model.spec.max_position, config.max_num_batched_tokens
+        )
+        # A row takes one block, whatever the length of its prompt.
+        return attrs.evolve(self, block_size=longest).runner(config.max_num_seqs, longest)
+
+    def compute_largest_step(self, *, captures: bool) -> tuple[int, bool]:
+        """Compute the step that needs most memory, on a GPU.
+
+        Args:
+            captures: whether decode steps are to be captured as graphs.
+        Returns:
+            Bytes of the blocks that it had, less those that graphs keep; whether they can be captured.
+        Raises:
+            ConfigError: it does not fit into the memory.
+        """
+        plan, num_blocks = largest_step(self.budget, self.config.max_num_seqs, self.block_size, self.longest)
+        runner, _ = self.runner(num_blocks, self.longest)
+        graph_bytes = _graph_bytes(runner, self.place) if captures else None
+        if (problem := runner.execute(plan).out_of_memory) is not None:
+            raise ConfigError(
+                "max_num_batched_tokens", f"a step that fits into the memory ({problem})", self.budget
+            )
+        # graphs keep their memory beside that of the step
+        block_bytes = self.loaded.model.spec.block_bytes(self.block_size)
+        return num_blocks * block_bytes - (graph_bytes or 0), graph_bytes is not None
+
+    def runner_within(self, kv_cache_bytes: int | None, group: Group | None) -> tuple[ModelRunner, ModelInfo]:
+        """Return the runner whose KV cache has the blocks that are asked for, or that fit.
+
+        Args:
+            kv_cache_bytes: memory for them, unless their number is configured; None for what all rows could need.
+            group: whose ranks all have the same blocks.
+        Raises:
+            ConfigError: a size that does not fit the model.
+        """
+        groups = self._groups(self.longest)
+        num_blocks, longest = self._sizes(groups, self.longest, kv_cache_bytes, group)
+        if (others := self._groups(longest)) != groups:
+            # No sequence that fits is longer than a window. Later loads are told of that and divide the layers so.
+            groups = others
+            num_blocks, longest = self._sizes(groups, longest, kv_cache_bytes, group)
+        return self.runner(num_blocks, longest, groups)
+
+    def _groups(self, longest: int) -> tuple[CacheGroup, ...]:
+        # Steps whose rows are on a GPU have one block table, and what is set aside there is measured with one.
+        most = MAX_GROUPS if self.place.type == "cpu" else 1
+        return cache_groups_of(self.loaded.model.spec, longest=longest, most=most)
+
+    def _sizes(
+        self, groups: tuple[CacheGroup, ...], most: int, kv_cache_bytes: int | None, group: Group | None
+    ) -> tuple[int, int]:
+        """Return the number of blocks, and the length of the longest sequence, at most `most`."""
+        config, spec = self.config, self.loaded.model.spec
+        num_blocks = kv_block_count(
+            spec,
+            groups=groups,
+            block_size=self.block_size,
+            num_kv_blocks=config.num_kv_blocks,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=most,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+        )
+        if group is not None:  # all ranks have the same blocks, whatever memory each of them found free
+            num_blocks = group.least(num_blocks)
+        num_kv_tokens = windows_of(groups).longest(num_blocks, self.block_size)
+        return num_blocks, longest_sequence(config.max_model_len, min(most, spec.max_position), num_kv_tokens)
+
+    def runner(
+        self, num_blocks: int, max_model_len: int, groups: tuple[CacheGroup, ...] = ()
+    ) -> tuple[ModelRunner, ModelInfo]:
+        """Return a runner with so many blocks, and what the rest of the engine is told of it."""
+        loaded, config = self.loaded, self.config
+        runner = ModelRunner(
+            loaded.model,
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            device=self.place,
+            logprobs_mode=config.logprobs_mode,
+            pooler=loaded.pooler,
+            adapters=loaded.adapters,
+            step_device=self.step_device,
+            max_num_batched_tokens=self.budget,
+            groups=groups,
+        )
+        spec, is_on_cpu = loaded.model.spec, self.place.type == "cpu"
+        cpp = kernels() if is_on_cpu else None
+        return runner, ModelInfo(
+            folder=str(loaded.folder),
+            architecture=spec.architecture,
+            backend=spec.backend,
+            vocab_size=spec.vocab_size,
+            max_position=spec.max_position,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_blocks,
+            block_size=self.block_size,
+            dtype=str(spec.dtype).removeprefix("torch."),
+            device=self.place.type,
+            cpu_kernels=None if cpp is None else cpp.target.name,
+            calibration=loaded.model.calibration.choices() if isinstance(loaded.model, CpuDecoder) else {},
+            generation=loaded.generation_defaults,
+            generates=loaded.generates,
+            pooling=None if loaded.pooler is None else loaded.pooler.info,
+            adapters=None if loaded.adapters is None else loaded.adapters.support,
+            soft_prompts=soft_prompt_support(spec),
+            cache_windows=windows_of(groups).windows if groups else (None,),
+        )
+
+
+def _step_device(
+    config: EngineConfig, loaded: LoadedFolder, place: torch.device, block_size: int, group: Group | None
+) -> StepDevice | None:
     """Return what computes steps whose rows are on the GPU; None for a model that is not computed so."""
+    device = _device_for_steps(loaded, place, group)
+    if device is None or can_compute_steps(
+        loaded.model, device, block_size=block_size, logprobs_mode=config.logprobs_mode
+    ):
+        return device
+    return None
+
+
+def _device_for_steps(loaded: LoadedFolder, place: torch.device, group: Group | None) -> StepDevice | None:
     # The states that a recurrent layer reads are chosen by lengths that the host knows.
     is_able = place.type == "cuda" and group is None and isinstance(loaded.model, Decoder)
     is_able = is_able and not loaded.model.spec.is_recurrent
@@ -253,36 +358,6 @@ def _graph_bytes(runner: ModelRunner, place: torch.device) -> int | None:
         return None
     torch.cuda.empty_cache()
     return max(0, torch.cuda.memory_reserved(place) - before)
-
-
-def _runner_of(
-    loaded: LoadedFolder,
-    device: torch.device,
-    max_model_len: int,
-    num_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    logprobs_mode: str,
-    step_device: StepDevice | None = None,
-    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
-    groups: tuple[CacheGroup, ...] = (),
-) -> tuple[ModelRunner, ModelInfo]:
-    runner = ModelRunner(
-        loaded.model,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        device=device,
-        logprobs_mode=logprobs_mode,
-        pooler=loaded.pooler,
-        adapters=loaded.adapters,
-        step_device=step_device,
-        max_num_batched_tokens=max_num_batched_tokens,
-        groups=groups,
-    )
-    windows = windows_of(groups).windows if groups else (None,)
-    return runner, _model_info(loaded, device, max_model_len, num_blocks, block_size, windows)
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
@@ -346,95 +421,6 @@ def _bind(cores: frozenset[int], device: str) -> None:
     # the kernel takes the part that it may use, such as that of a container
     if missing := cores - os.sched_getaffinity(0):
         raise ConfigError("device", f"cores that this process may use, without {sorted(missing)}", device)
-
-
-def _model_info(
-    loaded: LoadedFolder,
-    device: torch.device,
-    max_model_len: int,
-    num_blocks: int,
-    block_size: int,
-    windows: tuple[int | None, ...],
-) -> ModelInfo:
-    spec, cpp = loaded.model.spec, kernels() if device.type == "cpu" else None
-    return ModelInfo(
-        folder=str(loaded.folder),
-        architecture=spec.architecture,
-        backend=spec.backend,
-        vocab_size=spec.vocab_size,
-        max_position=spec.max_position,
-        max_model_len=max_model_len,
-        num_kv_blocks=num_blocks,
-        block_size=block_size,
-        dtype=str(spec.dtype).removeprefix("torch."),
-        device=device.type,
-        cpu_kernels=None if cpp is None else cpp.target.name,
-        calibration=loaded.model.calibration.choices() if isinstance(loaded.model, CpuDecoder) else {},
-        generation=loaded.generation_defaults,
-        generates=loaded.generates,
-        pooling=None if loaded.pooler is None else loaded.pooler.info,
-        adapters=None if loaded.adapters is None else loaded.adapters.support,
-        soft_prompts=soft_prompt_support(spec),
-        cache_windows=windows,
-    )
-
-
-def load_configured_runner(
-    config: EngineConfig, on_progress: OnProgress, group: Group | None = None
-) -> tuple[ModelRunner, ModelInfo]:
-    """Load the model and KV cache of a configuration.
-
-    Args:
-        config: with a `model`.
-        on_progress: told how much of it is there.
-        group: of the processes that compute this model together; None for one.
-    Raises:
-        ConfigError: a field that does not fit the model or the machine.
-        ModelError: the model cannot be loaded.
-    """
-    if config.model is None:
-        raise ValueError("config.model must be a folder or a hub id; got None")
-    if (size := config.tensor_parallel_size) > 1 and group is None:
-        raise ConfigError("tensor_parallel_size", "1 where the model is in one process", size)
-    if config.num_replicas > 1 or config.devices:
-        raise ConfigError(
-            "replicas", "1, without devices, where the model is loaded once", config.num_replicas
-        )
-    kind = worker_class(config.worker_extension)  # first, since the model takes long
-    runner, info = load_runner(
-        model=config.model,
-        dtype=config.dtype,
-        device=config.device,
-        trust_remote_code=config.trust_remote_code,
-        revision=config.revision,
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        num_kv_blocks=config.num_kv_blocks,
-        kv_cache_bytes=config.kv_cache_bytes,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        enforce_eager=config.enforce_eager,
-        quantization=None if config.quantization == "none" else config.quantization,
-        logprobs_mode=config.logprobs_mode,
-        convert=config.convert,
-        classifier_from_token=config.classifier_from_token,
-        adapter_limits=_adapter_limits(config),
-        weights_cache=config.weights_cache,
-        calibration=config.calibration,
-        kv_cache_dtype=config.kv_cache_dtype,
-        on_progress=on_progress,
-        group=group,
-    )
-    if runner.model.spec.is_recurrent:
-        _check_recurrent(config, info.architecture)
-    runner.worker = kind(runner)
-    if config.stores_blocks:
-        # imported here because most engines have no store
-        from triolet.model.memory.prefix_store import store_of
-
-        runner.keep_prefixes(partial(store_of, config, info))
-    return runner, info
 
 
 def _check_recurrent(config: EngineConfig, architecture: str) -> None:

@@ -61,7 +61,7 @@ class Rank:
         with imports_reported(on_progress):
             from triolet.model.parallel.cuts import Part
             from triolet.model.parallel.group import Group
-            from triolet.model.runner_loading import choose_device, load_configured_runner
+            from triolet.model.runner_loading import choose_device, load_runner
 
             device = choose_device(config.device)
             if device.type == "cuda":
@@ -70,7 +70,7 @@ class Rank:
             life = (self.meeting / "life").read_text()
             part = Part(rank=self.rank, size=self.size)
             self._group = Group.join(part, self.meeting / life, device)
-            runner, info = load_configured_runner(config, on_progress, self._group)
+            runner, info = load_runner(config, on_progress, self._group)
             return RankRunner(runner), info
 
 

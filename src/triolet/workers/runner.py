@@ -373,9 +373,9 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunne
     if config.model is None:  # of an engine on another machine
         config = attrs.evolve(config, model=str(nano.PATH))
     with imports_reported(on_progress):
-        from triolet.model.runner_loading import load_configured_runner
+        from triolet.model.runner_loading import load_runner
 
-        return load_configured_runner(config, on_progress)
+        return load_runner(config, on_progress)
 
 
 if __name__ == "__main__":

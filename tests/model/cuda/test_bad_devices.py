@@ -14,6 +14,7 @@ from tests.model.cuda.fake_graph import FakeDevice
 from tests.model.cuda.histories import SIZES, DeviceModel, play
 from tests.model.test_runner import make_runner
 from tests.model.tiny import make_model
+from triolet.config.engine import EngineConfig
 from triolet.errors import ModelError
 from triolet.kernels import _triton
 from triolet.kernels._triton import KernelCompileError, KernelVariant, has_failed_kernels, run_or_reference
@@ -71,13 +72,13 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> NoGraphs:
     """Loads compute on this device, with the decoder in torch."""
     device = NoGraphs()
     monkeypatch.setattr(load, "can_plan", lambda *_: False)
-    monkeypatch.setattr(runner_loading, "_step_device", lambda *_: device)
+    monkeypatch.setattr(runner_loading, "_device_for_steps", lambda *_: device)
     monkeypatch.setattr(runner_loading, "announce_warm", lambda: None)
     return device
 
 
 def load_tiny(folder: Path) -> Any:
-    return load_runner(model=str(make_model("llama", folder)), device="cpu", num_kv_blocks=8)[0]
+    return load_runner(EngineConfig(model=str(make_model("llama", folder)), device="cpu", num_kv_blocks=8))[0]
 
 
 def test_a_load_goes_on_without_graphs(tmp_path: Path, on_device: NoGraphs) -> None:
@@ -100,7 +101,7 @@ def test_a_driver_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
     with pytest.raises(ModelError, match="CUDA driver initialization failed"):
-        load_runner(model=str(tmp_path), device="cuda")
+        load_runner(EngineConfig(model=str(tmp_path), device="cuda"))
 
 
 def test_a_load_whose_step_kernels_do_not_compile_keeps_its_rows_on_the_host(

@@ -19,7 +19,7 @@ from triolet.model import runner_loading
 from triolet.model.interface import ForwardBatch
 from triolet.model.memory.device_memory import GIB, MARGIN_BYTES, DeviceMemory, largest_step
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_configured_runner, load_runner
+from triolet.model.runner_loading import load_runner
 
 GPU = torch.device("cuda", 0)
 BLOCK = 2**20
@@ -98,7 +98,7 @@ def test_a_load_computes_and_measures_on_the_card_with_the_configured_index(
     monkeypatch.setattr(torch.cuda, "set_device", places.append)
     monkeypatch.setattr(runner_loading, "load_model", load_model)
     with pytest.raises(Chosen, match=r"^cuda:1$"):
-        load_configured_runner(EngineConfig(model="nowhere", device="cuda:1"), lambda told: None)
+        load_runner(EngineConfig(model="nowhere", device="cuda:1"))
     assert {*places} == cuda.asked == {torch.device("cuda", 1)}
 
 
@@ -140,7 +140,9 @@ def test_what_another_engine_takes_of_the_card_meanwhile_is_left_to_it(
 def test_the_largest_step_has_as_many_tokens_and_logits_as_a_scheduler_may_plan(
     tmp_path: Path, num_tokens: int, num_rows: int, max_position: int, shape: tuple[int, int]
 ) -> None:
-    runner, _ = load_runner(model=str(make_model("llama", tmp_path)), device="cpu", num_kv_blocks=1)
+    runner, _ = load_runner(
+        EngineConfig(model=str(make_model("llama", tmp_path)), device="cpu", num_kv_blocks=1)
+    )
     plan, num_blocks = largest_step(num_tokens, num_rows, 16, max_position)
     large = ModelRunner(
         runner.model,
@@ -189,7 +191,9 @@ def test_a_load_computes_the_largest_step_once_and_takes_what_it_leaves(
     monkeypatch.setattr(ModelRunner, "_compute", note)
     folder = str(make_model("llama", tmp_path))
     _, info = load_runner(
-        model=folder, device="cpu", gpu_memory_utilization=0.5, max_num_batched_tokens=96, max_num_seqs=6
+        EngineConfig(
+            model=folder, device="cpu", gpu_memory_utilization=0.5, max_num_batched_tokens=96, max_num_seqs=6
+        )
     )
     assert info.num_kv_blocks == 20
     assert batches == [(96, 6)]
@@ -200,7 +204,7 @@ def test_a_load_computes_the_largest_step_once_and_takes_what_it_leaves(
 def test_a_size_that_was_given_or_found_by_an_earlier_life_is_not_measured_again(
     tmp_path: Path, pretended: PretendedMemory, size: dict[str, int]
 ) -> None:
-    _, info = load_runner(model=str(make_model("llama", tmp_path)), device="cpu", **size)  # type: ignore[arg-type]
+    _, info = load_runner(EngineConfig(model=str(make_model("llama", tmp_path)), device="cpu", **size))  # type: ignore[arg-type]
     assert (info.num_kv_blocks, pretended.steps) == (7, [])
 
 
@@ -208,9 +212,9 @@ def test_a_later_life_has_the_blocks_of_the_first_although_less_memory_is_free(
     tmp_path: Path, pretended: PretendedMemory
 ) -> None:
     config = EngineConfig(model=str(make_model("llama", tmp_path)), device="cpu", gpu_memory_utilization=0.5)
-    _, first = load_configured_runner(config, lambda told: None)
+    _, first = load_runner(config, lambda told: None)
     pretended.num_blocks = 10
-    _, later = load_configured_runner(with_kv_cache(config, first), lambda told: None)
+    _, later = load_runner(with_kv_cache(config, first), lambda told: None)
     assert (first.num_kv_blocks, later.num_kv_blocks) == (20, 20)
     assert later.max_model_len == first.max_model_len
     assert len(pretended.steps) == 1
@@ -230,4 +234,4 @@ def test_weights_that_a_card_has_no_memory_for_are_refused_with_their_size(
     monkeypatch.setattr(runner_loading, "load_model", load_model)
     rule = r"memory for the weights of 14\.00 GiB; 10\.00 of 80\.00 GiB were free; got 'cuda:0'"
     with pytest.raises(ConfigError, match=rule):
-        load_runner(model=str(tmp_path), device="cpu")
+        load_runner(EngineConfig(model=str(tmp_path), device="cpu"))

@@ -30,7 +30,7 @@ from triolet.model.parallel.cuts import Part
 from triolet.model.parallel.group import Group
 from triolet.model.parallel.load import load_part
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_configured_runner, load_runner
+from triolet.model.runner_loading import load_runner
 
 CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
@@ -112,10 +112,10 @@ def test_the_memory_that_a_gpu_has_left_holds_so_many_more_blocks(
 
     memory = Memory()
     monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
-    _, info = load_runner(
+    _, info = load_runner(EngineConfig(
         model=str(folder), device="cpu", dtype="float32", kv_cache_dtype="fp8", max_num_batched_tokens=96,
         max_num_seqs=6,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert info.num_kv_blocks == 40
     assert memory.steps == [6 * block_bytes]
 
@@ -282,7 +282,7 @@ async def test_prefixes_are_found_in_the_cache_and_in_a_store(
 def test_a_cpu_refuses_it_and_says_what_it_needs(folder: Path, kind: str) -> None:
     config = EngineConfig(model=str(folder), device="cpu", kv_cache_dtype=kind)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype must be auto on a CPU: .* needs CUDA") as caught:
-        load_configured_runner(config, lambda _: None)
+        load_runner(config, lambda _: None)
     assert (caught.value.field, caught.value.got) == ("kv_cache_dtype", kind)
 
 

@@ -24,7 +24,7 @@ from triolet.model.memory.kv_cache import (
     windows_of,
 )
 from triolet.model.memory.state_cache import block_size_of
-from triolet.model.runner_loading import load_configured_runner
+from triolet.model.runner_loading import load_runner
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -274,7 +274,7 @@ def loaded(folder: Path, config: EngineConfig | None = None, **fields: Any) -> t
     config = config or EngineConfig(
         model=str(folder), device="cpu", block_size=4, calibration="off", **fields
     )
-    return config, load_configured_runner(config, lambda told: None)[1]
+    return config, load_runner(config, lambda told: None)[1]
 
 
 def test_the_same_memory_holds_longer_sequences_with_windows_in_some_layers(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny import make_model
+from triolet.config.engine import EngineConfig
 from triolet.model.interface import LayerCacheSpec, ModelSpec
 from triolet.model.memory import page_prefault
 from triolet.model.memory.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
@@ -224,7 +225,9 @@ def test_only_main_memory_is_touched() -> None:
 
 
 def test_a_runner_has_one_and_takes_it_along(tmp_path: Path, num_threads: Callable[[], int]) -> None:
-    runner, _ = load_runner(model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4)
+    runner, _ = load_runner(
+        EngineConfig(model=str(make_model("llama", tmp_path)), num_kv_blocks=16, block_size=4)
+    )
     assert num_threads() == 1
     del runner
     gc.collect()

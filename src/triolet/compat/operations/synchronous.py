@@ -146,13 +146,13 @@ class EngineOperations(EngineFacts):
     def _load_runner(self) -> ModelInfo:
         # Late, like the others: torch takes a second to import, and most engines never sleep.
         from triolet.actors.executors.contract import with_kv_cache, with_weights
-        from triolet.model.runner_loading import load_configured_runner
+        from triolet.model.runner_loading import load_runner
 
         folder, config = self._core.begin_load(), with_kv_cache(self._config, self._info)
         if config.model is None:
             config = attrs.evolve(config, model=self._info.folder)
         chosen = config if folder is None else with_weights(config, folder)
-        self._runner, info = load_configured_runner(chosen, lambda progress: None)
+        self._runner, info = load_runner(chosen, lambda progress: None)
         self._adapters.runner = self._runner
         return info
 
