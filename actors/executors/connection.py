@@ -439,7 +439,8 @@ class RunnerProcess(RunnerConnection):
 
     async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         self._popen.kill()  # changes no exit status of a process that is ending already
-        await self._dying.wait()
+        self._note_death()  # nothing that it does can follow, and the end of its lifeline may take a while
+        await trio.lowlevel.checkpoint()
         returncode = self._popen.returncode
         # 0 may be yet to change: descriptors are closed before it is known how a process ends.
         if returncode is None and not (returncode := exit_code_of(self._popen.pid)):

@@ -82,7 +82,7 @@ class GroupExecutor(Executor):
                 async with rank.running():
                     task_status.started()
                     await is_over.wait()
-                    if self._deaths:
+                    if any(isinstance(failure, RunnerDied) for failure in failures):
                         await rank.kill("was killed, since another rank had ended")
             except RunnerDied as death:
                 self._deaths.append(death)
@@ -101,12 +101,12 @@ class GroupExecutor(Executor):
                         yield
                 except BaseException as error:
                     failures.append(error)
+                if body.cancelled_caught:
+                    failures.append(self._deaths[0])
                 is_over.set()
         except BaseExceptionGroup:  # it holds the cancellation that ended the body, at most
             if not failures:
                 raise
-        if body.cancelled_caught:
-            failures.append(self._deaths[0])
         if failures:
             raise failures[0]
 

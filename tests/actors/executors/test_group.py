@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import pytest
 import trio
 
-from tests.actors.executors.harness import executor_that, ignore
+from tests.actors.executors.harness import executor_that, first_step, ignore
+from tests.actors.harness import unexpected
 from triolet.actors.executors.connection import RunnerProcess
 from triolet.actors.executors.group import GroupExecutor, LocalGroup, _agreed
 from triolet.config.engine import EngineConfig
@@ -55,8 +57,9 @@ def test_ranks_that_choose_different_tokens_end_the_step() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is known to end when it has ended")
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("when", ["idle", "step"])
 async def test_the_death_of_a_rank_is_told_before_the_memory_of_any_is_freed(
-    monkeypatch: pytest.MonkeyPatch, rank: int
+    monkeypatch: pytest.MonkeyPatch, when: str, rank: int
 ) -> None:
     wait_for_exit = RunnerProcess._wait_for_exit
     is_freed, num_exited = trio.Event(), 0
@@ -68,7 +71,7 @@ async def test_the_death_of_a_rank_is_told_before_the_memory_of_any_is_freed(
         num_exited += 1
 
     monkeypatch.setattr(RunnerProcess, "_wait_for_exit", wait_longer)
-    ranks = [executor_that(), executor_that()]
+    ranks = [executor_that("hang", 1), executor_that("hang", 1)]
     group = GroupExecutor(ranks, trio.lowlevel.checkpoint)
 
     async def live() -> None:
@@ -76,6 +79,9 @@ async def test_the_death_of_a_rank_is_told_before_the_memory_of_any_is_freed(
             await group.start(ignore)
             process = ranks[rank]._here()
             assert isinstance(process, RunnerProcess)
+            if when == "step":
+                threading.Timer(0.1, os.kill, [process._popen.pid, signal.SIGKILL]).start()
+                await group.execute(first_step(), unexpected)
             os.kill(process._popen.pid, signal.SIGKILL)
             await trio.sleep_forever()
 
