@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -18,7 +19,9 @@ class TaskSteps(LoopMonitor):
     longest_task: str = ""  # name of the task whose step was the longest by the wall clock
     longest_work_s: float = 0.0  # processor time of the step with most of it, seconds
     longest_work_task: str = ""  # name of the task of that step
-    num_long_work: int = 0  # steps with more than LONG_STEP_S of processor time
+    long_work: Counter[str] = attrs.field(
+        factory=Counter
+    )  # steps with more than LONG_STEP_S of it, by their tasks' names
     _last_work_s: float = attrs.field(factory=time.thread_time, init=False)
 
     def after_io_wait(self, timeout: float) -> None:
@@ -36,7 +39,8 @@ class TaskSteps(LoopMonitor):
 
     def observe_work(self, work_s: float, task: trio.lowlevel.Task) -> None:
         """Count the processor time of a step."""
-        self.num_long_work += work_s > LONG_STEP_S
+        if work_s > LONG_STEP_S:
+            self.long_work[_short(task.name)] += 1
         if work_s > self.longest_work_s:
             self.longest_work_s, self.longest_work_task = work_s, task.name
 
@@ -45,12 +49,19 @@ class TaskSteps(LoopMonitor):
         found = {
             "over_10_ms": self.num_long,
             "longest_ms": round(1e3 * self.longest_s, 1),
-            "longest_task": self.longest_task.rpartition(".")[2],
-            "over_10_ms_of_work": self.num_long_work,
+            "longest_task": _short(self.longest_task),
+            "over_10_ms_of_work": self.long_work.total(),
             "longest_work_ms": round(1e3 * self.longest_work_s, 1),
-            "longest_work_task": self.longest_work_task.rpartition(".")[2],
+            "longest_work_task": _short(self.longest_work_task),
+            "long_work_tasks": dict(self.long_work.most_common(5)),
         }
         self.longest_s = self.longest_work_s = 0.0
-        self.num_long = self.num_long_work = 0
+        self.num_long = 0
+        self.long_work.clear()
         self.longest_task = self.longest_work_task = ""
         return found
+
+
+def _short(name: str) -> str:
+    """Return the last part of a task's name, that of its function."""
+    return name.rpartition(".")[2]

@@ -38,6 +38,7 @@ async def test_a_step_that_computes_is_told_by_both_clocks_and_one_that_waits_by
     assert waited["over_10_ms_of_work"] == 0
     assert computed["longest_work_ms"] >= 19.9
     assert (computed["longest_work_task"], computed["over_10_ms_of_work"]) == ("compute", 1)
+    assert computed["long_work_tasks"] == {"compute": 1}
 
 
 async def test_what_was_told_once_is_not_told_again() -> None:

@@ -201,7 +201,7 @@ def test_a_step_looks_at_nothing_that_an_earlier_step_has_left_and_growth_in_qui
         from triolet.engine.gc_freeze import collect_in_short_steps
 
         class Now:
-            num_middle, num_blocks = 1, 1000
+            num_middle, num_blocks, is_idle = 1, 1000, False
 
         async def main():
             patches = (
@@ -211,7 +211,7 @@ def test_a_step_looks_at_nothing_that_an_earlier_step_has_left_and_growth_in_qui
             )
             with frozen_gc(), patches[0], patches[1], patches[2]:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(collect_in_short_steps)
+                    nursery.start_soon(collect_in_short_steps, lambda: Now.is_idle)
                     node = Node()
                     remains = weakref.ref(node)
                     while is_looked_at(node):
@@ -223,6 +223,9 @@ def test_a_step_looks_at_nothing_that_an_earlier_step_has_left_and_growth_in_qui
                     await trio.sleep(0.1)
                     assert remains() is not None, "memory has not grown"
                     Now.num_blocks = 1200
+                    await trio.sleep(0.1)
+                    assert remains() is not None, "a request would be held up"
+                    Now.is_idle = True
                     while remains() is not None:
                         await trio.sleep(0.001)
                     nursery.cancel_scope.cancel()
@@ -243,7 +246,7 @@ async def test_a_server_collects_itself_and_gives_the_rule_back(
     monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 50))
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(collect_in_short_steps)
+            nursery.start_soon(collect_in_short_steps, lambda: True)
             await trio.sleep(0.5)
             assert gc.get_threshold() != thresholds
             garbage = weakref.ref(Node())

@@ -131,7 +131,7 @@ class Server:
             nursery.start_soon(_watch_engine, engine)
             nursery.start_soon(return_memory, gateway.input_budget, trim_allocator)
             freeze_gc()
-            nursery.start_soon(collect_in_short_steps)
+            nursery.start_soon(collect_in_short_steps, lambda: not engine.statistics().num_requests_live)
             print(self._url, flush=True)
             await signalled.wait()
             await self._drain(engine, gateway)

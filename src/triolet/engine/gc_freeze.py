@@ -13,9 +13,10 @@ told from ours.
 
 A server adds objects of its own after that, 60 for each connection: with two thousand of them a full collection takes
 130 ms again, and Python starts one whenever their number has grown by a quarter. Therefore a server has a rule of its
-own (`collect_in_short_steps`). Each second that has made objects, those are collected and what is left of them is
-frozen: they are few, so it is short. What becomes garbage later, in a cycle, is frozen by then, and shows in the memory
-that is in use: when that has grown, everything is unfrozen and collected, while nothing happens (`FullCollections`).
+own (`collect_in_short_steps`). Once a second the youngest objects are collected, at most some thousands, and all that
+are left are frozen: no later collection visits them. What becomes garbage later, in a cycle, is frozen by then, and
+shows in the memory that is in use: when that has grown, everything is unfrozen and collected, while nothing happens
+(`FullCollections`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
@@ -36,9 +37,13 @@ so a larger count means that it has frozen its own."""
 
 
 STEP_INTERVAL_S: Final = 1.0
+MIDDLE_GENERATION: Final = 1
 # Of a young collection, which is due after 700 new objects, and of a middle one, after so many young ones: 3,500
 # objects take 5 ms. The last is never reached.
 THRESHOLDS: Final = (700, 5, 10**9)
+
+UNCOUNTED: Final = sys.maxsize
+"""Instead of the number of frozen objects: counting them takes longer than a step shall, since it visits them all."""
 
 
 class _Settlement:
@@ -58,12 +63,18 @@ class _Settlement:
                 self._set_aside()
 
     def went_on(self) -> None:
-        """Collect the objects that have been added since, and freeze the rest of them."""
+        """Freeze the objects that have been added since."""
         with self._lock:
             if self._is_ours():
                 self._set_aside()
-            else:
-                gc.collect()
+
+    def took_step(self) -> None:
+        """Collect the youngest objects, and freeze all that have been added since."""
+        gc.collect(MIDDLE_GENERATION)
+        with self._lock:
+            if self._num_objects == UNCOUNTED or self._is_ours():
+                gc.freeze()
+                self._num_objects = UNCOUNTED
 
     def forgot(self) -> None:
         """Collect the frozen objects that have become garbage, too."""
@@ -157,8 +168,12 @@ class FullCollections:
         self.num_blocks = num_blocks
 
 
-async def collect_in_short_steps() -> NoReturn:
-    """Replace Python's rule for full collections until cancelled; for the process of a server, which is its own."""
+async def collect_in_short_steps(is_idle: Callable[[], bool]) -> NoReturn:
+    """Replace Python's rule for full collections until cancelled; for the process of a server, which is its own.
+
+    Args:
+        is_idle: returns whether no request would be held up now.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     collections = FullCollections(num_blocks=sys.getallocatedblocks())
@@ -167,8 +182,8 @@ async def collect_in_short_steps() -> NoReturn:
             await trio.sleep(STEP_INTERVAL_S)
             is_quiet = gc.get_count()[2] == 0  # middle collections since the last step
             if not is_quiet:
-                _settlement.went_on()
-            if collections.is_due(sys.getallocatedblocks(), is_quiet=is_quiet):
+                _settlement.took_step()
+            if collections.is_due(sys.getallocatedblocks(), is_quiet=is_quiet and is_idle()):
                 _settlement.forgot()
                 collections.note_done(sys.getallocatedblocks())
     finally:
