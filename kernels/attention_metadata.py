@@ -30,6 +30,9 @@ class AttentionMetadata:
     query_lens_host: tuple[int, ...]
     # `seq_lens` as Python ints. For the kernels on a GPU they may be greater, as those of a captured graph are.
     seq_lens_host: tuple[int, ...]
+    # Whether the host knows bounds alone, as where a step with prompts is captured: a sequence may have no token, one,
+    # or more than `MAX_FEW_QUERIES`, all together as many as `query_lens_host` says. For the kernels on a GPU.
+    has_any_lengths: bool = False
     # What layers of one shape launch, by that shape; the first of them fills it in.
     launches: dict[Hashable, Any] = attrs.field(factory=dict, init=False, repr=False)
     _gather_plans: dict[tuple[int, int | None], GatherPlan] = attrs.field(

@@ -30,6 +30,10 @@ MAX_SEGMENTS = 64
 SEGMENT_TOKENS = 512
 """Keys of a part, unless the sequence is longer than `MAX_SEGMENTS` of them. A constant, and no function of the batch:
 where a sequence is split decides the bits of its result."""
+MIN_ROWS = 16
+"""Rows of a tile, at least: the fewest that `tl.dot` takes."""
+MAX_FEW_QUERIES = MIN_ROWS
+"""Queries of a sequence that has a tile of its own and may be split, at most: with one query head to a KV head."""
 
 
 @kernel.with_widths("query_stride_t", "query_stride_h")
@@ -342,8 +346,8 @@ def paged_attention_triton(
         segment_tokens: keys of a segment at least, a multiple of the key tile; None = `SEGMENT_TOKENS`.
     """
     num_tokens, num_heads, head_dim = query.shape
-    num_live = sum(metadata.query_lens_host)
-    empty = torch.empty if num_live == num_tokens else torch.zeros
+    is_full = sum(metadata.query_lens_host) == num_tokens and not metadata.has_any_lengths
+    empty = torch.empty if is_full else torch.zeros
     result = empty(num_tokens, num_heads, head_dim, dtype=query.dtype, device=query.device)
     key = (
         num_heads // keys.shape[2],
@@ -419,13 +423,15 @@ def _launches(
     padded_dim = max(16, next_power_of_2(head_dim))
     row_bytes = padded_dim * itemsize
     key_tile, most_rows = _tile(row_bytes, itemsize)
-    few_rows = max(16, next_power_of_2(group))
+    few_rows = max(MIN_ROWS, next_power_of_2(group))
     few_queries = few_rows // group
     few = [
         (query_len, seq_len)
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
         if 0 < query_len <= few_queries
     ]
+    if metadata.has_any_lengths:
+        few = [(1, max(seq_lens))]
     if few:
         yield _Launch(
             True, few_queries, len(query_lens), few_rows, few_queries, key_tile, padded_dim, segment_tokens,
@@ -438,7 +444,7 @@ def _launches(
             # The third stage lets the block table be read before the keys of its blocks are wanted.
             num_stages=3 if itemsize < 4 else 2,
         )  # fmt: skip
-    if max(query_lens, default=0) > few_queries:
+    if metadata.has_any_lengths or max(query_lens, default=0) > few_queries:
         # Chunks are not split: their tiles alone are many programs, and their segments would take much memory.
         rows = max(few_rows, most_rows)
         queries = rows // group

@@ -130,6 +130,29 @@ def test_a_step_without_tokens_launches_nothing(target: Target) -> None:
     assert got.eq(0).all()
 
 
+@on_every_triton_target
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 65}], ids=["plain", "window"])
+@pytest.mark.parametrize("group", [1, 4])
+def test_lengths_that_only_the_device_knows_change_no_bit(
+    target: Target, options: dict[str, Any], group: int
+) -> None:
+    lens = [(20, 70), (1, 130), (1, 3), (40, 40), (1, 64), (0, 0), (0, 0)]
+    case = PagedCase.make(lens, num_heads=2 * group, num_kv_heads=2, num_padding_rows=9, target=target)
+    bounds = attrs.evolve(
+        case.metadata,
+        query_lens_host=(len(case.query), *[0] * (len(lens) - 1)),
+        seq_lens_host=(300,) * len(lens),
+        has_any_lengths=True,
+    )
+    expected, got = (
+        paged_attention_triton(
+            case.query, case.keys, case.values, metadata, scale=case.scale, segment_tokens=64, **options
+        )
+        for metadata in (case.metadata, bounds)
+    )
+    assert got.equal(expected)
+
+
 def alone(case: PagedCase, sequence: int) -> tuple[torch.Tensor, AttentionMetadata]:
     """Return the queries of one sequence, and metadata in which there is no other."""
     whole = case.metadata

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import attrs
+import torch
 from torch import Tensor
 
 from tests.model.backends.fake_causal_model import VOCAB_SIZE, FakeCausalModel, expected_logits
@@ -16,6 +17,7 @@ from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.model.cuda import packet
 from triolet.model.interface import ForwardBatch, LayerCache
 
 MAX_MODEL_LEN = 60
@@ -47,10 +49,18 @@ class DeviceModel(FakeCausalModel):
             length <= bound
             for length, bound in zip(attention.seq_lens.tolist(), attention.seq_lens_host, strict=True)
         )
+        query_lens = attention.cu_query_lens.diff().tolist()
+        if attention.has_any_lengths:
+            assert sum(query_lens) <= sum(attention.query_lens_host)
+            assert all(length <= 1 or length > packet.MAX_FEW_QUERIES for length in query_lens)
+        else:
+            assert query_lens == list(attention.query_lens_host)
 
     def _logits_after(self, index: int, layer: LayerCache, attention: AttentionMetadata) -> Tensor:
         ends = attention.cu_query_lens.tolist()
-        sequence = next(i for i in range(len(ends)) if index < ends[i + 1])
+        sequence = next((i for i in range(len(ends) - 1) if index < ends[i + 1]), None)
+        if sequence is None:  # of padding in a step without rows
+            return torch.zeros(VOCAB_SIZE)
         length = self.length(attention, sequence) - (ends[sequence + 1] - 1 - index)
         blocks = attention.block_tables[sequence, : -(-length // layer.keys.shape[1])].long()
         seen, places = (

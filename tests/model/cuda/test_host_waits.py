@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -27,6 +28,7 @@ SIZES: dict[str, Any] = {
     "block_size": BLOCK_SIZE,
     "max_num_seqs": NUM_ROWS,
     "max_model_len": 80,
+    "max_num_batched_tokens": 512,
 }
 KINDS: dict[str, list[SamplingParams]] = {
     "greedy": [SamplingParams(temperature=0)],
@@ -129,6 +131,48 @@ def test_a_decode_step_is_one_copy_in_one_graph_one_copy_out_and_one_wait(
                 assert len(TRAFFIC.copies_in) == len(TRAFFIC.copies_out) == 1
                 assert TRAFFIC.copies_in[0] <= most * NUM_ROWS
                 assert TRAFFIC.copies_out[0] <= 64 * NUM_ROWS
+
+
+LONG_PROMPT = 20
+
+
+def mixed_plan(step: int) -> StepPlan:
+    """The first step computes the prompts of half of the rows, the second those of the others beside decodes."""
+    roll, half = random.Random(step), NUM_ROWS // 2
+    prompt = tuple(roll.randrange(VOCAB_SIZE) for _ in range(LONG_PROMPT))
+    new = [
+        attrs.evolve(each, prompt_token_ids=prompt[: LONG_PROMPT - each.row_id % 3])
+        for each in starts("mixed")[half * step : half * (step + 1)]
+    ]
+    rows = [
+        PlanRow(
+            each.row_id,
+            0,
+            len(each.prompt_token_ids),
+            tuple(range(10 * each.row_id, 10 * each.row_id + 3)),
+            sample=True,
+        )
+        for each in new
+    ]
+    if step:
+        rows = [PlanRow(row, LONG_PROMPT - row % 3, 1, (), sample=True) for row in range(half)] + rows
+    return StepPlan(step + 1, (), tuple(new), tuple(rows))
+
+
+def test_a_step_with_prompts_is_one_graph_too_however_its_tokens_are_divided(
+    decoder: Decoder, captured: ModelRunner
+) -> None:
+    plain = ModelRunner(decoder, **SIZES, device=torch.device("cpu"))
+    captured.reset()
+    with kernels_of_the_gpu():
+        for step in range(2):
+            TRAFFIC.clear()
+            result, expected = captured.execute(mixed_plan(step)), plain.execute(mixed_plan(step))
+            assert [row.token_id for row in result.tokens] == [row.token_id for row in expected.tokens]
+            for ours, theirs in zip(result.tokens, expected.tokens, strict=True):
+                check_logprobs(ours, theirs)
+            assert (TRAFFIC.waits, TRAFFIC.num_replays) == (["event"], 1)
+            assert len(TRAFFIC.copies_in) == len(TRAFFIC.copies_out) == 1
 
 
 def check_logprobs(ours: SampledToken, theirs: SampledToken) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -11,10 +12,12 @@ from tests.model.cuda.fake_graph import FakeDevice, put_in_place
 from tests.model.cuda.histories import SIZES, DeviceModel, History, HostNumbersModel, play
 from tests.model.test_runner import make_runner
 from tests.scale import num_cases
-from triolet.model.cuda.graphs import graph_sizes
+from triolet.model.cuda import packet
+from triolet.model.cuda.graphs import graph_sizes, prompt_graph_sizes
 from triolet.model.runner import ModelRunner
 
 NUM_HISTORIES = 200
+MAX_TOKENS = 17  # of a step of a history
 
 
 def make_graphs(
@@ -22,8 +25,9 @@ def make_graphs(
 ) -> tuple[ModelRunner, list[int]]:
     """A runner with all its graphs, and the numbers of those that were captured as they were told."""
     put_in_place(device, monkeypatch)
+    monkeypatch.setattr(packet, "MAX_FEW_QUERIES", 6)  # the prompts of these histories are short
     monkeypatch.setattr(model, "forward_logits", device.launched(model.forward_logits))
-    runner = make_runner(model, **SIZES, step_device=device)
+    runner = make_runner(model, **SIZES, max_num_batched_tokens=MAX_TOKENS, step_device=device)
     told: list[int] = []
     runner.capture_graphs(lambda done, total: told.append(done))
     return runner, told
@@ -41,6 +45,14 @@ def play_and_compare(runner: ModelRunner, seed: int, num_requests: int = 10) -> 
     return play(seed, runner.execute, compare, num_requests)
 
 
+def counting(replay: Callable[[], None], counted: Counter[str]) -> Callable[[], None]:
+    def replay_and_count() -> None:
+        counted["steps with prompts"] += 1
+        replay()
+
+    return replay_and_count
+
+
 def test_without_graphs_every_answer_is_the_one_computed_alone() -> None:
     runner = make_runner(DeviceModel(random.Random(7)), **SIZES, step_device=FakeDevice())
     for seed in range(2):
@@ -53,14 +65,17 @@ def test_graphs_that_are_captured_once_give_the_answers_computed_alone(
 ) -> None:
     device, model = FakeDevice(), DeviceModel(random.Random(9))
     runner, told = make_graphs(model, device, monkeypatch)
-    assert told == [1, 2, 3, 4]
+    assert told == [1, 2, 3, 4, 5]
     counted: Counter[str] = Counter()
+    prompt_graph = runner._steps.prompt_graphs.of(1)[1]  # type: ignore[union-attr, index]
+    monkeypatch.setattr(prompt_graph, "replay", counting(prompt_graph.replay, counted))
     for seed in range(num_histories):
         history = play_and_compare(runner, seed)
         history.check()
         counted["preemptions"] += history.scheduler.counters.num_preemptions
         counted["aborts"] += len(history.aborted)
     assert device.num_replays > 20 * num_histories
+    assert counted["steps with prompts"] > 5 * num_histories
     assert model.num_errors > 0
     assert counted["preemptions"] > 0
     assert counted["aborts"] > 0
@@ -101,3 +116,19 @@ def test_padding_is_small_at_every_size() -> None:
     for num_rows in range(1, 513):
         padded = min(size for size in sizes if size >= num_rows)
         assert padded - num_rows < max(16, num_rows)
+
+
+@pytest.mark.parametrize(
+    ("max_num_tokens", "sizes"),
+    [
+        (17, (17,)),
+        (256, (256,)),
+        (300, (256, 300)),
+        (2048, (256, 384, 512, 768, 1024, 1536, 2048)),
+        (8192, (256, 384, 512, 768, 1024, 1536, 2048)),
+    ],
+)
+def test_steps_with_prompts_are_captured_for_these_numbers_of_tokens(
+    max_num_tokens: int, sizes: tuple[int, ...]
+) -> None:
+    assert prompt_graph_sizes(max_num_tokens) == sizes

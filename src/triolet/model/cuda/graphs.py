@@ -1,4 +1,7 @@
-"""Captured decode steps, one for each of some batch sizes: a step of fewer rows is padded to the next of them."""
+"""Captured steps, one for each of some sizes: a smaller step is padded to the next of them.
+
+The size of a decode step is its number of rows, and that of a step with prompts its number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,18 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*some, max_num_seqs)
 
 
+PROMPT_SIZES = (256, 384, 512, 768, 1024, 1536, 2048)
+
+
+def prompt_graph_sizes(max_num_tokens: int) -> tuple[int, ...]:
+    """Return the numbers of tokens of steps with prompts to capture, rising.
+
+    More tokens than the largest of them keep a GPU busy for longer than their kernels take to launch.
+    """
+    some = [size for size in PROMPT_SIZES if size < max_num_tokens]
+    return (*some, max_num_tokens) if max_num_tokens <= PROMPT_SIZES[-1] else tuple(some)
+
+
 OnCaptured = Callable[[int, int], None]
 """Callback after each capture: how many are done, and of how many."""
 
@@ -32,54 +47,57 @@ def ignore_captured(num_done: int, num_all: int) -> None:
     """Do nothing; an `OnCaptured`."""
 
 
-class DecodeGraphs:
-    """Captured steps by batch size.
+class StepGraphs:
+    """Captured steps by size.
 
     Args:
         device: captures them.
         sizes: rising.
+        unit: what sizes count.
     """
 
-    def __init__(self, device: StepDevice, sizes: tuple[int, ...]) -> None:
+    def __init__(self, device: StepDevice, sizes: tuple[int, ...], unit: str) -> None:
         self._device = device
-        self._sizes = sizes
+        self._unit = unit
+        self.sizes = sizes
         self._graphs: dict[int, Graph] = {}
 
-    def capture(self, step: Callable[[int], None], on_captured: OnCaptured, *, only_largest: bool) -> bool:
-        """Capture all of them, the largest first, so that the others find room in its memory.
+    def capture(
+        self, step: Callable[[int], None], on_captured: Callable[[], None], num_largest: int | None
+    ) -> bool:
+        """Capture them, the largest first, so that the others find room in its memory.
 
         If one cannot be captured, which is said, there are none.
 
         Args:
-            step: hands the device a step of so many rows.
-            on_captured: told after each.
-            only_largest: capture one.
+            step: hands the device a step of that size.
+            on_captured: called after each.
+            num_largest: how many of them; None for all.
         Returns:
             Whether they are there.
         Raises:
             RuntimeError: the device is lost.
         """
         self._graphs.clear()
-        sizes = self._sizes[-1:] if only_largest else self._sizes[::-1]
-        for number, size in enumerate(sizes, start=1):
+        for size in self.sizes[::-1][:num_largest]:
             try:
                 self._graphs[size] = self._device.capture(partial(step, size))
             except RuntimeError as error:  # torch's, of the driver and of a lack of memory
                 self._graphs.clear()
                 self._device.mark().wait()  # raises if the device is lost, and with it more than the graphs
                 _logger.warning(
-                    "a graph of %d rows cannot be captured, kernels are launched: %s", size, error
+                    "a graph of %d %s cannot be captured, kernels are launched: %s", size, self._unit, error
                 )
                 return False
-            on_captured(number, len(sizes))
+            on_captured()
         return True
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def of(self, num_rows: int) -> tuple[int, Graph] | None:
-        """Return the least size that has room for so many rows, and its graph; None if there is none."""
-        place = bisect_left(self._sizes, num_rows)
-        if place == len(self._sizes) or (graph := self._graphs.get(self._sizes[place])) is None:
+    def of(self, size: int) -> tuple[int, Graph] | None:
+        """Return the least size that has room for this one, and its graph; None if there is none."""
+        place = bisect_left(self.sizes, size)
+        if place == len(self.sizes) or (graph := self._graphs.get(self.sizes[place])) is None:
             return None
-        return self._sizes[place], graph
+        return self.sizes[place], graph

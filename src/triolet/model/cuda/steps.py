@@ -30,7 +30,13 @@ from triolet.kernels.step.logprobs import note_logprobs
 from triolet.kernels.step.results import RESULT_WORDS, note_results
 from triolet.kernels.step.writes import apply_writes
 from triolet.model.cuda.device_rows import DeviceRows, Int32s, can_hold
-from triolet.model.cuda.graphs import DecodeGraphs, OnCaptured, graph_sizes, ignore_captured
+from triolet.model.cuda.graphs import (
+    OnCaptured,
+    StepGraphs,
+    graph_sizes,
+    ignore_captured,
+    prompt_graph_sizes,
+)
 from triolet.model.cuda.packet import Packet, pack, pack_writes
 from triolet.model.cuda.step_device import Mark, StepDevice
 from triolet.model.input_batch import Row, RowTable
@@ -176,7 +182,9 @@ class DeviceSteps:
             _Slot(device.pinned(num_packet_words), device.pinned(num_result_words)) for _ in range(NUM_SLOTS)
         )
         self._pending: deque[PendingSamples] = deque(maxlen=NUM_SLOTS)
-        self.graphs = DecodeGraphs(device, graph_sizes(max_num_seqs))
+        self._max_num_seqs = max_num_seqs
+        self.graphs = StepGraphs(device, graph_sizes(max_num_seqs), "rows")
+        self.prompt_graphs = StepGraphs(device, prompt_graph_sizes(self._max_num_tokens), "tokens")
 
     def takes(self, plan: StepPlan, rows: Sequence[Row]) -> bool:
         """Tell whether a plan can be computed here; its rows must have been advanced by it."""
@@ -219,7 +227,7 @@ class DeviceSteps:
         slot.packet.numpy()[:num_words] = packet.words
         self._packet[:num_words].copy_(slot.packet[:num_words], non_blocking=True)
         num_seqs = self._compute(packet)
-        num_results = RESULT_WORDS * num_seqs
+        num_results = RESULT_WORDS * len(rows)
         if packet.num_top >= 0:
             num_results = _first_logprob(num_seqs) + (RESULT_WORDS + 2 * packet.num_top) * len(rows)
         results = slot.results[:num_results]
@@ -259,18 +267,35 @@ class DeviceSteps:
             self.launch((1,), (1,), is_decode=is_decode)
 
     def capture(self, on_captured: OnCaptured = ignore_captured, *, only_largest: bool = False) -> bool:
-        """Capture the decode steps of all sizes; see `DecodeGraphs.capture`."""
+        """Capture the steps of all sizes; see `StepGraphs.capture`.
+
+        Returns:
+            Whether decode steps are captured.
+        """
         self.settle()
         self._packet.zero_()  # a step of no rows: all that it writes is in the spare row and the spare block
-        return self.graphs.capture(self._decode, on_captured, only_largest=only_largest)
+        most, num_done = 1 if only_largest else None, 0
+        num_all = 2 if only_largest else len(self.graphs.sizes) + len(self.prompt_graphs.sizes)
+
+        def count() -> None:
+            nonlocal num_done
+            num_done += 1
+            on_captured(num_done, num_all)
+
+        self.prompt_graphs.capture(self._prompts, count, most)
+        return self.graphs.capture(self._decode, count, most)
 
     def _compute(self, packet: Packet) -> int:
         # Returns the number of sequences, with those of the padding.
         num_rows = len(packet.query_lens)
-        if packet.is_decode and (found := self.graphs.of(num_rows)) is not None:
-            size, graph = found
-            graph.replay()
-            return size
+        if packet.is_decode:
+            if (found := self.graphs.of(num_rows)) is not None:
+                num_seqs, graph = found
+                graph.replay()
+                return num_seqs
+        elif packet.has_long_chunks and (found := self.prompt_graphs.of(sum(packet.query_lens))) is not None:
+            found[1].replay()
+            return self._max_num_seqs
         self.launch(packet.query_lens, packet.seq_lens, is_decode=packet.is_decode)
         return num_rows
 
@@ -278,14 +303,28 @@ class DeviceSteps:
         # The numbers of the host hold for any rows: the longest sequence there can be.
         self.launch((1,) * num_seqs, (self._max_model_len,) * num_seqs, is_decode=True)
 
+    def _prompts(self, num_tokens: int) -> None:
+        # Of any rows, too: which sequence has how many of the tokens is read from the packet.
+        query_lens = (num_tokens, *[0] * (self._max_num_seqs - 1))
+        seq_lens = (self._max_model_len,) * self._max_num_seqs
+        self.launch(query_lens, seq_lens, is_decode=False, has_any_lengths=True)
+
     @torch.inference_mode()
-    def launch(self, query_lens: tuple[int, ...], seq_lens: tuple[int, ...], *, is_decode: bool) -> None:
+    def launch(
+        self,
+        query_lens: tuple[int, ...],
+        seq_lens: tuple[int, ...],
+        *,
+        is_decode: bool,
+        has_any_lengths: bool = False,
+    ) -> None:
         """Launch the kernels of a step whose packet is on the device.
 
         Args:
             query_lens: tokens of each sequence.
             seq_lens: of each, keys that its last token sees; those of a graph may be greater than they are.
             is_decode: whether each sequence has one token.
+            has_any_lengths: whether these lengths are bounds; see `AttentionMetadata`.
         """
         packet, tables, num_seqs = self._packet, self.rows.tables, len(query_lens)
         buffers = self._buffers.part(sum(query_lens), num_seqs)
@@ -298,6 +337,7 @@ class DeviceSteps:
             slot_mapping=buffers.slots,
             query_lens_host=query_lens,
             seq_lens_host=seq_lens,
+            has_any_lengths=has_any_lengths,
         )
         batch = ForwardBatch(
             token_ids=buffers.token_ids,
