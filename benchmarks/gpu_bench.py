@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from torch import Tensor
 from triolet import EngineConfig, SamplingParams
 from triolet.errors import InvariantViolated
 
+SERVING_S = 60.0  # of random requests; the whole run has eight minutes
 RANDOM_NUMBERS = 2**24  # repeated to fill the weights of a large model
 MODELS: dict[str, dict[str, Any]] = {
     "0.6B": {
@@ -59,9 +62,10 @@ def bench(place: Place) -> Iterator[Case]:
         yield f"TTFT {model}", loaded.first_token
         yield f"nano-vllm workload {model}", loaded.nano
         yield f"transformers {model}", loaded.transformers
+        if model == small:
+            yield f"CUDA graphs {model}", loaded.graphs
+            yield f"kernels compiled while serving {model}", loaded.serving
         loaded.forget()
-    for row in ("CUDA graphs", "kernels compiled while serving"):
-        yield row, lambda: {"passed": None, "note": "not measured: the runner has no CUDA graphs yet"}
 
 
 def _kernel_speed(place: Place, kind: str, lens: list[tuple[int, int]]) -> Figures:
@@ -163,6 +167,26 @@ class RandomCheckpoint:
 
     def map_blocks(self, name: str) -> None:
         return
+
+
+class LateKernels(logging.Handler):
+    """Collects what is said of kernels that are compiled or loaded after the start."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.labels: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.labels.append(record.getMessage())
+
+    @contextmanager
+    def counted(self, logger: logging.Logger) -> Iterator[None]:
+        """Listen to a logger within this scope."""
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
 
 
 def _config(fields: dict[str, Any]) -> Any:
@@ -298,6 +322,70 @@ class Loaded:
         busy_s = sum(event.self_device_time_total for event in trace.key_averages()) / 1e6
         percent = round(100 * (1 - busy_s / taken_s), 1)
         return {"model": self._name, "batch": 32, "idle_percent": percent, "goal_percent_at_most": 5}
+
+    def graphs(self) -> Figures:
+        """Measure how long the capture of all graphs takes, and the memory that they keep."""
+        from triolet.model.runner_loading import load_runner
+
+        sizes = (
+            {"max_num_seqs": 4, "max_num_batched_tokens": 32}
+            if self._place.dry_run
+            else {"max_num_seqs": 256}
+        )
+        with tempfile.TemporaryDirectory() as name:
+            config = EngineConfig(
+                model=self._folder(name), dtype="bfloat16", device=self._place.device, num_kv_blocks=512,
+                enforce_eager=True, **sizes,
+            )  # fmt: skip
+            runner, _ = load_runner(config)
+        if self._place.dry_run:
+            assert not runner.capture_graphs()
+            return {"model": self._name, "note": "a pretended device captures nothing"}
+        torch.cuda.empty_cache()
+        before, began_s, counted = torch.cuda.memory_reserved(), time.perf_counter(), [0]
+        is_captured = runner.capture_graphs(lambda done, total: counted.__setitem__(0, total))
+        taken_s = time.perf_counter() - began_s
+        return {
+            "model": self._name, "graphs": counted[0], "seconds_to_capture": taken_s, "goal_seconds_at_most": 15,
+            "mib": (torch.cuda.memory_reserved() - before) / 2**20, "passed": is_captured,
+        }  # fmt: skip
+
+    def serving(self) -> Figures:
+        """Count the kernels that are compiled or loaded under random requests, once the engine is ready."""
+        from triolet.kernels import _triton
+
+        seconds = 1.0 if self._place.dry_run else SERVING_S
+        draw, late = random.Random(1), LateKernels()
+
+        def request() -> tuple[list[int], SamplingParams]:
+            most = 12 if self._place.dry_run else 1500
+            prompt = [draw.randrange(500) for _ in range(draw.randint(1, most))]
+            kind = {**draw.choice([*KINDS.values()]), "max_tokens": draw.randint(10, 64), "ignore_eos": True}
+            return prompt, SamplingParams(**kind, seed=draw.getrandbits(30))
+
+        async def measure(each: Any) -> int:
+            count = 0
+
+            async def read() -> None:
+                nonlocal count
+                while trio.current_time() < end_s:
+                    await trio.sleep(draw.expovariate(4.0))
+                    prompt, params = request()
+                    await read_all(each, [prompt], [params])
+                    count += 1
+
+            with late.counted(_triton._logger):
+                end_s = trio.current_time() + seconds
+                async with trio.open_nursery() as nursery:
+                    for _ in range(4 if self._place.dry_run else 48):
+                        nursery.start_soon(read)
+            return count
+
+        num_requests = self._with_engine(measure, max_num_seqs=32)
+        return {
+            "model": self._name, "seconds_of_load": seconds, "requests": num_requests, "late_kernels": late.labels[:5],
+            "goal": 0, "passed": not late.labels,
+        }  # fmt: skip
 
     def first_token(self) -> Figures:
         """Measure a prompt of 2,048 tokens through an engine that is idle; median of five."""

@@ -30,18 +30,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 import trio
 from gpu_bench import bench
-from gpu_place import KINDS, ROOT, TOLERANCE, Case, Figures, Place, circumstances, randn, read_all
-from gpu_steps import compare_step_kernels
-from torch import Tensor
+from gpu_kernels import kernels
+from gpu_place import KINDS, ROOT, Case, Figures, Place, circumstances, read_all
 
 sys.path.insert(0, str(ROOT))  # the small models of the tests
 
 from triolet import EngineConfig, RequestOutputKind, SamplingParams
-from triolet.kernels.attention_metadata import AttentionMetadata
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3")
 # Between triolet's log-probabilities and those of transformers in float64, over logits of a spread of about 10.
@@ -63,198 +60,6 @@ def ceilings(place: Place) -> Iterator[Case]:
         return {"copy_bytes_per_s": 2 * num_bytes / copy_s, "matmul_flop_per_s": 2 * side**3 / product_s}
 
     yield "copy and matmul", measure
-
-
-def kernels(place: Place) -> Iterator[Case]:
-    """Yield every Triton kernel with every dtype, and the bits of the noise."""
-    for dtype in place.dtypes:
-        name = str(dtype).removeprefix("torch.")
-        for check in (_rms_norm, _rotary, _kv_write, _gate_mul):
-            yield f"{check.__name__.strip('_')} {name}", partial(check, place, dtype)
-        for kind, lens in _attention_steps(place).items():
-            for options in ({}, {"sliding_window": 20, "soft_cap": 5.0}):
-                words = f"attention {kind}{' window and cap' if options else ''} {name}"
-                yield words, partial(_attention, place, dtype, lens, **options)
-        yield f"step {name}", partial(compare_step_kernels, place, dtype)
-    yield "noise bits", partial(_noise, place)
-    yield "draws", partial(_draws, place)
-
-
-def compared(pairs: Sequence[tuple[Tensor, Tensor]], tolerance: float) -> Figures:
-    """Compare results with their float64 truth; NaN and unwritten numbers never pass."""
-    worst = 0.0
-    for result, truth in pairs:
-        result, truth = result.cpu().double(), truth.cpu().double()
-        error = ((result - truth).norm() / truth.norm().clamp_min(1e-30)).item()
-        worst = max(worst, error if math.isfinite(error) else math.inf)
-    shown = worst if math.isfinite(worst) else "not finite"
-    return {"relative_error": shown, "tolerance": tolerance, "passed": worst <= tolerance}
-
-
-def _rms_norm(place: Place, dtype: torch.dtype) -> Figures:
-    from triolet.kernels.rms_norm import rms_norm_triton
-
-    pairs = []
-    for shape in ((1, 64), (5, 3, 128), (3, 1000), (2 if place.dry_run else 300, 4096)):
-        for offset in (0.0, 1.0):
-            x, residual, weight = (randn(place, dtype, *each) for each in (shape, shape, shape[-1:]))
-            out, total = rms_norm_triton(x, weight, 1e-6, residual=residual, weight_offset=offset)
-            wide = total.double()
-            scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-            pairs += [
-                (total, x.double() + residual.double()),
-                (out, wide * scale * (weight.double() + offset)),
-            ]
-    return compared(pairs, TOLERANCE[dtype])
-
-
-def _rotary(place: Place, dtype: torch.dtype) -> Figures:
-    from triolet.kernels.rotary import rotary_triton
-
-    pairs = []
-    for num_tokens, head_dim, rotary_dim in ((1, 64, 64), (7, 128, 128), (5, 96, 48)):
-        query, key = (
-            randn(place, dtype, num_tokens, 4, head_dim),
-            randn(place, dtype, num_tokens, 2, head_dim),
-        )
-        angle = torch.rand(100, rotary_dim // 2) * 6
-        cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1).to(place.device)
-        positions = torch.randint(100, (num_tokens,), device=place.device)
-        cos, sin = cos_sin.double()[positions].unsqueeze(1).chunk(2, dim=-1)
-        for heads in (query, key):
-            first, second = heads[..., :rotary_dim].double().chunk(2, dim=-1)
-            rest = heads[..., rotary_dim:].double()
-            pairs.append(
-                (heads, torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1))
-            )
-        rotary_triton(query, key, cos_sin, positions)
-    return compared(pairs, TOLERANCE[dtype])
-
-
-def _kv_write(place: Place, dtype: torch.dtype) -> Figures:
-    from triolet.kernels.kv_write import kv_write_triton
-
-    new, cache = randn(place, dtype, 9, 2, 80), randn(place, dtype, 6, 16, 2, 80)
-    slots = torch.randperm(6 * 16)[:9]
-    slots[4] = -1  # padding
-    truth = cache.double()
-    for token, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            truth[slot // 16, slot % 16] = new[token].double()
-    kv_write_triton(new, cache, slots.to(place.device))
-    return compared([(cache, truth)], 0.0)
-
-
-def _gate_mul(place: Place, dtype: torch.dtype) -> Figures:
-    from triolet.kernels.silu_mul import gelu_tanh_mul_triton, silu_mul_triton
-
-    pairs = []
-    for shape in ((1, 64), (3, 2 * 1000), (2, 2 * 3072)):
-        gate_up = randn(place, dtype, *shape)
-        gate, up = gate_up.double().chunk(2, dim=-1)
-        pairs += [
-            (silu_mul_triton(gate_up), gate * torch.sigmoid(gate) * up),
-            (gelu_tanh_mul_triton(gate_up), torch.nn.functional.gelu(gate, approximate="tanh") * up),
-        ]
-    return compared(pairs, TOLERANCE[dtype])
-
-
-def _attention_steps(place: Place) -> dict[str, list[tuple[int, int]]]:
-    if place.dry_run:
-        return {"decode": [(1, 1), (1, 33)], "mixed": [(1, 17), (9, 20)]}
-    return {
-        "decode": [(1, 1), (1, 17), (1, 300), (1, 2049)],
-        "split decode": [(1, 9000), (1, 3)],
-        "prefill": [(64, 64), (129, 129), (33, 700)],
-        "mixed": [(1, 1), (1, 999), (130, 400), (1, 16)],
-    }
-
-
-def _attention(
-    place: Place,
-    dtype: torch.dtype,
-    lens: list[tuple[int, int]],
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-) -> Figures:
-    """Compare a step with float64; slots of no sequence are NaN, and so is memory before it is written."""
-    from triolet.kernels.paged_attention import paged_attention_triton
-
-    heads, kv_heads, head_dim, block_size = (4, 2, 32, 16) if place.dry_run else (16, 4, 128, 16)
-    query_lens, seq_lens = zip(*lens, strict=True)
-    blocks_each = [-(-seq_len // block_size) for seq_len in seq_lens]
-    num_blocks = sum(blocks_each) + 2
-    keys, values = (torch.full((num_blocks * block_size, kv_heads, head_dim), math.nan) for _ in range(2))
-    tables = torch.full((len(lens), max(blocks_each) + 1), 2**30, dtype=torch.int32)
-    query = torch.randn(sum(query_lens), heads, head_dim).to(dtype)
-    truths, first = [], 0
-    for row, blocks in enumerate(torch.randperm(num_blocks)[: sum(blocks_each)].split(blocks_each)):
-        query_len, seq_len = lens[row]
-        tables[row, : len(blocks)] = blocks
-        slots = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:seq_len]
-        keys[slots], values[slots] = (torch.randn(2, seq_len, kv_heads, head_dim)).to(dtype).float()
-        q = query[first : first + query_len].double()
-        k, v = (each[slots].double().repeat_interleave(heads // kv_heads, dim=1) for each in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        position, key_position = torch.arange(seq_len - query_len, seq_len)[:, None], torch.arange(seq_len)
-        hidden = key_position > position
-        if sliding_window is not None:
-            hidden |= key_position <= position - sliding_window
-        truths.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v))
-        first += query_len
-    shape = (num_blocks, block_size, kv_heads, head_dim)
-    metadata = AttentionMetadata(
-        cu_query_lens=torch.tensor((0, *query_lens)).cumsum(0).int().to(place.device),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32).to(place.device),
-        block_tables=tables.to(place.device),
-        slot_mapping=torch.empty(0, dtype=torch.int64, device=place.device),
-        query_lens_host=query_lens,
-        seq_lens_host=seq_lens,
-    )
-    out = paged_attention_triton(
-        query.to(place.device), *(each.view(shape).to(dtype).to(place.device) for each in (keys, values)),
-        metadata, scale=head_dim**-0.5, sliding_window=sliding_window, soft_cap=soft_cap,
-    )  # fmt: skip
-    return compared([(out, torch.cat(truths))], TOLERANCE[dtype])
-
-
-def _noise(place: Place) -> Figures:
-    from triolet.model.sampling.noise import answer_streams, position_streams, uniform_noise
-
-    def noise(device: str) -> Tensor:
-        seeds, positions = torch.arange(100, device=device), torch.arange(100, device=device) * 7
-        streams = position_streams(answer_streams(seeds), positions)
-        return uniform_noise(streams, torch.arange(1000, device=device)).cpu()
-
-    here, there = noise("cpu"), noise(place.device)
-    return {"passed": torch.equal(here, there), "numbers": here.numel()}
-
-
-def _draws(place: Place) -> Figures:
-    """Compare the tokens of rows of mixed parameters with those that torch draws on the CPU."""
-    from triolet.model.sampling.random_draw import GpuDraws, RandomDraw
-    from triolet.model.sampling.sampling_row import SamplingRow
-
-    num_rows, vocab_size = (24, 300) if place.dry_run else (2000, 20_000)
-    some = [
-        {"temperature": 0.7}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8, "min_p": 0.01},
-        {"min_p": 0.1, "temperature": 1.5}, {"top_p": 0.999}, {"top_k": 1000}, {"temperature": 2.0},
-    ]  # fmt: skip
-    params = [SamplingParams(**{"temperature": 1.0, **some[i % len(some)]}) for i in range(num_rows)]
-    rows = [SamplingRow(params=each, seed=i, vocab_size=vocab_size) for i, each in enumerate(params)]
-    logits = torch.randn(num_rows, vocab_size) * 3
-    logits[::2] = (logits[::2] * 8).round() / 8  # ties
-    positions = list(range(num_rows))
-    in_torch = attrs.evolve(RandomDraw.of(rows, vocab_size, torch.device("cpu")), on_cpu=None)
-    expected = in_torch.draw(logits.clone(), logits.max(dim=1).values, positions)
-    on_gpu = GpuDraws.of(params, in_torch.answers, vocab_size, torch.device(place.device))
-    there = logits.to(place.device)
-    got = on_gpu.draw(there, there.max(dim=1).values, positions).cpu()
-    num_other = int((got != expected).sum())
-    # logarithms and exponentials differ in their last bits: a draw in 100,000 may be too close to call
-    return {"rows": num_rows, "other_tokens": num_other, "passed": num_other <= num_rows // 1000}
 
 
 def parity(place: Place) -> Iterator[Case]:
