@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import trio
 from gpu_place import KINDS, Case, Figures, Place, randn, read_all
+from gpu_steps import Draw, sampling_of
 from torch import Tensor
 
 from triolet import EngineConfig, SamplingParams
@@ -92,30 +93,18 @@ def _of_floor(floor_s: float, taken_s: float, goal_percent: float | None) -> Fig
 
 
 def _sampling(place: Place) -> Figures:
-    """Time temperature and greedy sampling of 256 rows of the larger vocabulary, logits in, tokens on the host."""
-    from triolet.model.sampling.sampler import SamplingBatch
-    from triolet.model.sampling.sampling_row import SamplingRow
-
+    """Time the sampling of a step, from logits to tokens in the tables, of 256 rows of the larger vocabulary."""
     num_rows, vocab_size = (4, 1000) if place.dry_run else (256, 151_936)
     logits = randn(place, torch.bfloat16, num_rows, vocab_size)
     figures: Figures = {"rows": num_rows, "vocab_size": vocab_size, "goal_ms": 0.15}
-    for kind in ("greedy", "temperature", "top_p and top_k"):
-        rows = [
-            SamplingRow(
-                params=SamplingParams(**KINDS[kind]), seed=index, vocab_size=vocab_size, prompt_token_ids=[1],
-                output_token_ids=[], ending_token_ids=[], bad_words_token_ids=[],
-            )
-            for index in range(num_rows)
-        ]  # fmt: skip
-        batch = SamplingBatch(rows, vocab_size, torch.device(place.device))
-        copies = [logits.clone() for _ in range(10)]  # the sampler may overwrite them
-        figures[f"{kind.replace(' ', '_')}_ms"] = 1000 * place.time_s(partial(_sample, batch, copies), 5)
+    for kind, draw in {
+        "greedy": Draw(temperature=0.0),
+        "temperature": Draw(temperature=0.9),
+        "top_p_and_top_k": Draw(temperature=0.7, top_k=20, top_p=0.9),
+    }.items():
+        figures[f"{kind}_ms"] = 1000 * place.time_s(sampling_of(place, logits, draw), 20)
     figures["floor_ms"] = 1000 * logits.nbytes / place.ceilings["copy_bytes_per_s"]
     return figures
-
-
-def _sample(batch: Any, copies: list[Tensor]) -> None:
-    batch.sample(copies.pop())
 
 
 class RandomCheckpoint:

@@ -16,8 +16,8 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.kernels import paged_attention
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.cuda import packet
 from triolet.model.interface import ForwardBatch, LayerCache
 
 MAX_MODEL_LEN = 60
@@ -52,7 +52,7 @@ class DeviceModel(FakeCausalModel):
         query_lens = attention.cu_query_lens.diff().tolist()
         if attention.has_any_lengths:
             assert sum(query_lens) <= sum(attention.query_lens_host)
-            assert all(length <= 1 or length > packet.MAX_FEW_QUERIES for length in query_lens)
+            assert all(length <= 1 or length > paged_attention.MAX_FEW_QUERIES for length in query_lens)
         else:
             assert query_lens == list(attention.query_lens_host)
 

@@ -12,7 +12,7 @@ from tests.model.cuda.fake_graph import FakeDevice, put_in_place
 from tests.model.cuda.histories import SIZES, DeviceModel, History, HostNumbersModel, play
 from tests.model.test_runner import make_runner
 from tests.scale import num_cases
-from triolet.model.cuda import packet
+from triolet.kernels import paged_attention
 from triolet.model.cuda.graphs import graph_sizes, prompt_graph_sizes
 from triolet.model.runner import ModelRunner
 
@@ -25,7 +25,7 @@ def make_graphs(
 ) -> tuple[ModelRunner, list[int]]:
     """A runner with all its graphs, and the numbers of those that were captured as they were told."""
     put_in_place(device, monkeypatch)
-    monkeypatch.setattr(packet, "MAX_FEW_QUERIES", 6)  # the prompts of these histories are short
+    monkeypatch.setattr(paged_attention, "MAX_FEW_QUERIES", 6)  # the prompts of these histories are short
     monkeypatch.setattr(model, "forward_logits", device.launched(model.forward_logits))
     runner = make_runner(model, **SIZES, max_num_batched_tokens=MAX_TOKENS, step_device=device)
     told: list[int] = []

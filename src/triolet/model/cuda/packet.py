@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triolet.core.step_plan import PlanRow
-from triolet.kernels.paged_attention import MAX_FEW_QUERIES
+from triolet.kernels import paged_attention
 from triolet.kernels.step.layout import HEADER_WORDS, Header, num_mask_words
 from triolet.model.cuda.device_rows import Int32s, Writes, num_top_of
 from triolet.model.input_batch import Row
@@ -38,7 +38,9 @@ class Packet:
     @property
     def has_long_chunks(self) -> bool:
         """Return whether each sequence has one token, or more than attention splits the keys of."""
-        return all(query_len == 1 or query_len > MAX_FEW_QUERIES for query_len in self.query_lens)
+        return all(
+            query_len == 1 or query_len > paged_attention.MAX_FEW_QUERIES for query_len in self.query_lens
+        )
 
 
 def pack(
