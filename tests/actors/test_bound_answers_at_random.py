@@ -64,6 +64,7 @@ async def answer(engine: Engine, index: int) -> tuple[Any, ...]:
     return completion.token_ids, completion.text, completion.finish_reason, completion.stop_reason
 
 
+@pytest.mark.slow
 async def test_bound_answers_alone_are_those_of_all_together(folder: Path) -> None:
     settings: dict[str, Any] = {"model": str(folder), "dtype": "float32", "max_model_len": 64}
     async with triolet.open_engine(**settings, num_kv_blocks=64, runner="inline") as engine:

@@ -203,6 +203,7 @@ async def test_it_does_so_where_a_step_of_a_hundred_rows_takes_long(
         assert max(times_s) <= factor * alone_s + 1e-9
 
 
+@pytest.mark.slow
 async def test_whoever_is_alone_has_whole_steps_also_after_somebody_was_there(
     autojump_clock: MockClock,
 ) -> None:

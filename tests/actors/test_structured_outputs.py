@@ -154,6 +154,7 @@ async def test_deltas_and_log_probabilities_are_those_of_what_the_form_leaves(fo
         assert text == "ab"
 
 
+@pytest.mark.slow
 async def test_preempted_answers_are_those_of_answers_alone(folder: Path) -> None:
     async with opened(folder) as engine:
         alone = [first(await engine.complete([i + 1] * 20, params(JSON, i))) for i in range(6)]
@@ -170,6 +171,7 @@ async def test_preempted_answers_are_those_of_answers_alone(folder: Path) -> Non
     assert [answers[index] for index in range(6)] == alone
 
 
+@pytest.mark.slow
 async def test_answers_survive_the_death_of_the_runner(folder: Path) -> None:
     async with opened(folder, runner="inline") as engine:
         undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
@@ -317,6 +319,7 @@ async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) 
             await engine.complete([1, 2], params(StructuredOutputsParams(regex="a" * 101)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "limits", "message"),
     [
@@ -509,6 +512,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_the_first_form_imports_nothing_into_the_loop(folder: Path) -> None:
     """In a process of its own, since this one has imported everything."""
     command = [sys.executable, "-c", IMPORTS_AT_THE_FIRST_FORM, str(folder)]

@@ -34,6 +34,7 @@ def opened(folder: Path, **fields: Any) -> Any:
     return triolet.open_engine(model=str(folder), dtype="float32", num_kv_blocks=512, block_size=4, **fields)
 
 
+@pytest.mark.slow
 async def test_a_beam_as_wide_as_the_vocabulary_finds_the_likeliest_of_all(folder: Path, model: Any) -> None:
     with torch.inference_mode():
         first = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(0)

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.source_tree import SRC
 
 PROGRAM = """
@@ -23,6 +25,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_a_runner_that_can_compute_nothing_ends_the_program_with_the_real_cause() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -136,6 +136,7 @@ async def test_chunks_and_prefix_hits_give_the_same_embeddings(folder: Path, run
         check(folder, LONG, again.outputs.embedding)
 
 
+@pytest.mark.slow
 async def test_a_crash_of_the_runner_costs_no_embedding_and_doubles_none(folder: Path) -> None:
     async with open_tiny(folder, "process", max_num_batched_tokens=16, max_num_seqs=4) as engine:
 

@@ -110,6 +110,7 @@ def test_a_file_answers_in_the_terminal(nano: list[str]) -> None:
     assert done.stdout.strip() == "3, 4, 5, 6, 7, 8, 9."
 
 
+@pytest.mark.slow
 def test_a_file_is_served_over_http(nano: list[str]) -> None:
     body = {"model": "nano.gguf", "messages": [{"role": "user", "content": "Spell tree"}], "temperature": 0}
     with serve(*nano) as server:
@@ -124,6 +125,7 @@ def test_a_file_is_served_over_http(nano: list[str]) -> None:
     assert answer["model"] == "nano.gguf"
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_file(folder: Path) -> None:
     command = [sys.executable, "-m", "triolet", "generate", "--model", str(folder / "model.gguf"), "--json"]
     flags = ["--prompt", "Hello", "--max-tokens", "5", "--temperature", "0", "--num-kv-blocks", "64"]

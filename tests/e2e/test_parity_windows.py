@@ -143,6 +143,7 @@ async def test_several_answers_to_one_prompt(mixed: Case) -> None:
             assert [tuple(one.token_ids) for one in output.outputs] == [mixed.answers[8]] * 3
 
 
+@pytest.mark.slow
 async def test_after_the_process_of_the_model_was_killed_and_after_a_sleep(mixed: Case) -> None:
     async with open_engine(mixed, num_kv_blocks=60, runner="process") as engine:
         num_blocks = engine.model_info.num_kv_blocks

@@ -106,6 +106,7 @@ async def test_a_pool_takes_no_more_than_its_memory(model: Path) -> None:
         assert engine.statistics().external_prefix_cache_hits == 0
 
 
+@pytest.mark.slow
 async def test_answers_after_a_crash_of_the_model_process_are_the_same(model: Path, tmp_path: Path) -> None:
     expected, _ = await answered(model, None)
     async with open_engine(model, tmp_path, runner="process") as engine:
@@ -261,6 +262,7 @@ async def test_after_a_call_that_changes_weights_nothing_is_read_or_written(
     assert files_of(tmp_path) == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"max_model_len": 256}, {"block_size": 8}, {"dtype": "bfloat16"}])
 async def test_files_of_another_configuration_are_not_read(
     model: Path, tmp_path: Path, fields: dict[str, Any]

@@ -173,6 +173,7 @@ def stalled_client(port: int) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read(server: Server) -> None:
     clients = [stalled_client(server.port) for _ in range(3)]
     until(lambda: server.metrics()["num_requests_running"] > 0)
@@ -184,6 +185,7 @@ def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read(
         client.close()
 
 
+@pytest.mark.slow
 def test_what_runs_when_the_signal_comes_ends_with_a_word(server: Server) -> None:
     client = socket.create_connection(("127.0.0.1", server.port))
     client.sendall(request_of("/v1/chat/completions", ignore_eos=True, n=8, seed=1).encode())

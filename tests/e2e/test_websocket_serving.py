@@ -153,6 +153,7 @@ def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read(
             client.close()
 
 
+@pytest.mark.slow
 def test_a_stream_gets_its_ending_before_the_server_ends() -> None:
     with (
         serve("--grace-period", "2") as server,
@@ -173,6 +174,7 @@ def test_a_stream_gets_its_ending_before_the_server_ends() -> None:
     assert last["long"]["type"] in ("response.failed", "response.incomplete", "response.completed")
 
 
+@pytest.mark.slow
 def test_with_a_certificate_the_server_speaks_tls_and_nothing_else(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")

@@ -215,6 +215,7 @@ async def test_thousands_of_requests_with_cancels_at_random_points_leak_nothing(
     assert statistics.num_restarts == 0
 
 
+@pytest.mark.slow
 async def test_nor_do_they_when_the_runner_crashes_now_and_then(autojump_clock: MockClock) -> None:
     executor = FakeExecutor(num_blocks=40, block_size=4)
 

@@ -222,6 +222,7 @@ def test_lengths_of_the_host_may_be_bounds_and_the_bits_stay(target: Target) -> 
     assert got.equal(exact)
 
 
+@pytest.mark.slow
 @on_every_triton_target
 def test_a_sequence_that_is_too_long_for_its_segments_gets_longer_ones(target: Target) -> None:
     case = PagedCase.make([(1, 64 * 16 + 70), (1, 40)], head_dim=256, target=target)  # key tiles of 16 or 32

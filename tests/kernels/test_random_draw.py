@@ -132,7 +132,7 @@ def test_exactly_the_tokens_that_are_kept_are_drawn(
     logits: list[float], fields: dict[str, Any], expected: set[int]
 ) -> None:
     params = SamplingParams(temperature=1.0, **fields)
-    tokens = draws(torch.tensor([logits] * 24), [params] * 24, list(range(24)), [3] * 24)
+    tokens = draws(torch.tensor([logits] * 12), [params] * 12, list(range(12)), [3] * 12)
     assert set(tokens.tolist()) == expected
 
 

@@ -117,6 +117,7 @@ compile_for(90, paged_attention._attention_kernel, "fp32", HEAD_DIM=256, PADDED_
 """
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_nvidia_gpus_on_a_machine_without_one(tmp_path: os.PathLike[str]) -> None:
     pytest.importorskip("triton")
     compiled = run_python(COMPILE + KERNELS, TRITON_CACHE_DIR=str(tmp_path)).split()

@@ -97,6 +97,7 @@ def cached_in(tmp_path: os.PathLike[str]) -> dict[str, str]:
     return {"TRITON_CACHE_DIR": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_launch_hands_over_what_triton_itself_would_in_a_few_calls_of_python(
     cached_in: dict[str, str],
 ) -> None:

@@ -64,6 +64,7 @@ def test_progress_counts_the_bytes_of_every_weight(llama: Path) -> None:
     assert done[-1] == reports[0].total_bytes == (llama / "model.safetensors").stat().st_size - header_bytes
 
 
+@pytest.mark.slow
 def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) -> None:
     program = (
         "import sys; from triolet.model.load import load_model; "

@@ -57,6 +57,7 @@ def test_mutants_that_are_alike_have_names_of_their_own() -> None:
     assert len({mutant.key for mutant in mutants}) == len(mutants)
 
 
+@pytest.mark.slow
 def test_a_run_says_which_test_killed_a_mutant_of_a_function(tmp_path: Path) -> None:
     source, tests = (
         "src/triolet/core/scheduling/ngram_proposer.py",

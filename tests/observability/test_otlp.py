@@ -338,6 +338,7 @@ async def test_an_endpoint_without_the_packages_for_it_is_a_wrong_configuration(
             pass
 
 
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
     loaded = modules_after(
         "import triolet.observability.otlp, triolet.engine.open_engine, triolet.server, "

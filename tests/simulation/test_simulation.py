@@ -31,11 +31,8 @@ from tests.simulation.simulate import simulate
 from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
 
-NUM_QUICK, NUM_QUICK_REPLICAS, NUM_SLOW = (
-    200,
-    30,
-    1000,
-)  # the simulation itself, in .ci/run, goes through many more
+# The simulation itself, in .ci/run, goes through many more.
+NUM_QUICK, NUM_QUICK_REPLICAS, NUM_SLOW = 80, 12, 1000
 NUM_TO_KILL = 4000
 
 
@@ -121,6 +118,7 @@ def test_one_that_is_noticed_is_printed_with_the_command_that_replays_it(
     assert f"VIOLATED {rules[0].strip()}" in replayed
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_trace_in_two_processes() -> None:
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "25", "--digests"]
     outputs = [

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = 'pytest_plugins = ["triolet.testing.fixtures"]\n'
 TESTS = """
 import anyio, pytest
@@ -42,6 +44,7 @@ def test_blocking(fake_blocking_engine, triolet_blocking_engine):
 """
 
 
+@pytest.mark.slow
 def test_a_foreign_project_has_engines_for_its_event_loop_by_naming_one_module(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_program.py").write_text(TESTS)

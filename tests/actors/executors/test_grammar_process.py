@@ -347,6 +347,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_grammar_processes_die_with_an_engine_that_is_killed_whatever_they_do(

@@ -31,6 +31,7 @@ def test_the_rules_are_those_that_are_written_down() -> None:
     assert hashlib.sha256(AXE.read_bytes()).hexdigest() == SHA256
 
 
+@pytest.mark.slow
 def test_a_page_that_breaks_a_rule_is_found(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         page.evaluate("document.body.append(document.createElement('img'))")

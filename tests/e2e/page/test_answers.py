@@ -41,6 +41,7 @@ def shot(page: Any, name: str, tmp_path: Path) -> None:
     page.screenshot(path=os.environ.get("TRIOLET_SCREENSHOTS", tmp_path) / Path(name))
 
 
+@pytest.mark.slow
 def test_reasoning_is_folded_and_can_be_opened(browser: Any, server: Server) -> None:
     thought = {"type": "response.reasoning_text.delta", "delta": "Let me <b>see</b>."}
     text = {"type": "response.output_text.delta", "delta": "Yes."}
@@ -151,6 +152,7 @@ def test_probabilities_of_tokens_are_shown_by_mouse_and_by_keys(
     assert scribe.asked[0]["include"] == ["message.output_text.logprobs"]
 
 
+@pytest.mark.slow
 def test_the_engine_takes_what_the_page_asks_with(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         common = {
@@ -174,6 +176,7 @@ def test_the_engine_takes_what_the_page_asks_with(browser: Any, server: Server) 
         assert page.inner_text(".tokens").lstrip().startswith("{")
 
 
+@pytest.mark.slow
 def test_a_chat_that_fills_the_context_has_a_way_out(browser: Any) -> None:
     with serve("--max-model-len", "64") as server, opened(browser, server.url) as page:
         ask_with(page, ignore_eos=True)
@@ -192,6 +195,7 @@ def test_a_chat_that_fills_the_context_has_a_way_out(browser: Any) -> None:
         assert answers(page)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_model_can_be_chosen_where_there_are_several(
     browser: Any, server: Server, width: int, tmp_path: Path

@@ -76,6 +76,7 @@ def questions(page: Any) -> list[str]:
     return [one.inner_text() for one in page.query_selector_all(".asked")]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_regenerated_stands_beside_the_first(page: Any, scribe: Scribe) -> None:
     ask(page, "one", 1)
     ask(page, "two", 2)
@@ -252,6 +253,7 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(page: Any) -> None:
         assert shown_chats(page) == ["one"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_cut_off_by_leaving_is_kept_as_far_as_it_had_come(
     browser: Any, server: Server
 ) -> None:
@@ -267,6 +269,7 @@ def test_an_answer_that_was_cut_off_by_leaving_is_kept_as_far_as_it_had_come(
         assert page.is_visible("#send")
 
 
+@pytest.mark.slow
 def test_another_chat_can_be_opened_while_an_answer_streams(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         ask_with(page, seed=1, ignore_eos=True, max_output_tokens=3)
@@ -287,6 +290,7 @@ def test_another_chat_can_be_opened_while_an_answer_streams(browser: Any, server
         assert answers(page)[0]
 
 
+@pytest.mark.slow
 def test_a_chat_that_is_deleted_while_its_answer_streams_stays_deleted(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         ask_with(page, ignore_eos=True, seed=1)
@@ -303,6 +307,7 @@ def test_a_chat_that_is_deleted_while_its_answer_streams_stays_deleted(browser: 
         assert server.metrics()["num_requests_running"] == 0
 
 
+@pytest.mark.slow
 def test_chats_of_another_tab_are_there_when_the_panel_is_opened(browser: Any, server: Server) -> None:
     with opened(browser, server.url, Scribe()) as page:
         other = page.context.new_page()
@@ -322,6 +327,7 @@ def test_chats_of_another_tab_are_there_when_the_panel_is_opened(browser: Any, s
         assert shown_chats(other) == []
 
 
+@pytest.mark.slow
 def test_two_tabs_that_write_the_same_chat_lose_nothing_of_it(browser: Any, server: Server) -> None:
     with opened(browser, server.url, Scribe()) as page:
         ask(page, "one", 1)

@@ -45,8 +45,15 @@ $$
 Last line &amp; the end."""
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        pytest.param(390, "dark", marks=pytest.mark.slow),
+        pytest.param(1200, "light", marks=pytest.mark.slow),
+        pytest.param(1200, "dark", marks=pytest.mark.slow),
+    ],
+)
 def test_markdown_code_tables_and_maths_are_shown_as_what_they_are(
     browser: Any, server: Server, scheme: str, width: int, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_two_lanes_answer_at_the_same_time_and_stop_together(page: Any) -> None:
     page.wait_for_selector(ACTIVE, state="detached")
 
 
+@pytest.mark.slow
 def test_a_lost_connection_comes_back_and_the_answer_goes_on(page: Any) -> None:
     # The page's WebSocket is broken from outside while an answer streams, as a change of networks breaks it.
     page.add_init_script(
@@ -458,6 +459,7 @@ def test_an_answer_that_has_not_begun_says_what_it_waits_for(browser: Any, serve
         assert answers(tab) == ["Hi!"]
 
 
+@pytest.mark.slow
 def test_a_question_behind_another_one_is_shown_in_line_and_then_answered(browser: Any) -> None:
     with serve("--max-num-seqs", "1") as server, opened(browser, server.url) as page:
         ask_with(page, **ENDLESS)
@@ -505,6 +507,7 @@ def test_markup_in_a_text_stays_text(page: Any) -> None:
     assert page.query_selector(".asked *") is None
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
     with serve("--api-keys", "secret-key") as server, browser.new_context() as window:
         page = window.new_page()
@@ -528,8 +531,17 @@ def test_light_and_dark_can_be_turned_and_are_remembered(page: Any) -> None:
         assert (_lightness(paper) > 384) == is_light
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (360, "light"),
+        (1440, "dark"),
+        *(
+            pytest.param(width, scheme, marks=pytest.mark.slow)
+            for width, scheme in ((360, "dark"), (768, "light"), (768, "dark"), (1440, "light"))
+        ),
+    ],
+)
 def test_nothing_sticks_out_at_any_width(
     width: int, scheme: str, browser: Any, server: Server, tmp_path: Path
 ) -> None:

@@ -314,6 +314,7 @@ def test_a_connection_that_is_too_old_says_so_before_it_closes() -> None:
     assert said["error"]["code"] == "websocket_connection_limit_reached" and talk.closes
 
 
+@pytest.mark.slow
 def test_every_create_has_exactly_one_ending_whatever_happens() -> None:
     """A walk: creates, news, cancels, steers and refusals, drawn from a fixed list of numbers."""
     talk = Talk(context(max_active=3, max_lanes=4))

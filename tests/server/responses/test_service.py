@@ -389,6 +389,7 @@ async def gaps_of_a_neighbour(num_stalled: int) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
+@pytest.mark.slow
 async def test_clients_that_read_nothing_do_not_slow_their_neighbours_down(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -407,6 +408,7 @@ async def test_a_client_that_never_comes_back_is_forgotten(autojump_clock: trio.
                 assert gateway.num_connections == 0
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_slowly_is_alive_though_it_comes_late_to_its_pings(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -176,6 +176,7 @@ async def bodies_are_answered(seed: int, count: int) -> dict[int, int]:
     return statuses
 
 
+@pytest.mark.slow
 async def test_a_thousand_bodies_of_nonsense_are_answered(autojump_clock: trio.testing.MockClock) -> None:
     statuses = await bodies_are_answered(seed=0, count=1000)
     assert min(statuses.get(200, 0), statuses.get(400, 0)) > 100, statuses
