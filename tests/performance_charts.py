@@ -41,7 +41,9 @@ def beside_peers() -> str:
     for run in (run for run in runs if run["weights"] == "bfloat16"):
         measured = {name: run[name] for name in ("triolet", "vLLM", "llama.cpp") if run[name]}
         drawn.append(_text(0, top, f"{run['model']}, {run['workload']}"))
-        drawn.append(_text(0, top + 15, f"commit {run['commit']}, rounds: {run['rounds']}", "soft"))
+        drawn.append(
+            _text(0, top + 15, f"{run['machine']}, commit {run['commit']}, rounds: {run['rounds']}", "soft")
+        )
         most = max(map(_value, measured.values()))
         for name, figure in measured.items():
             length = _LONGEST * _value(figure) / most

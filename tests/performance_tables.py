@@ -1,8 +1,8 @@
 """Tables of figures in docs/, made from benchmarks/results/*.jsonl.
 
-A result file only grows: each run of a benchmark appends its lines. A table shows the latest run of each case, and
-every row names the commit and the number of rounds that it was measured with, so that rows of different commits cannot
-be taken for each other. What a line does not hold is shown as "not recorded".
+A result file only grows: each run of a benchmark appends its lines. A table shows the latest run of each case on each
+machine, and every row names the machine, the commit and the number of rounds that it was measured with, so that rows of
+different ones cannot be taken for each other. What a line does not hold is shown as "not recorded".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def runs_of(lines: Iterable[Line], *fields: str) -> list[Run]:
     runs: list[Run] = []
     for line in lines:
         side = _side(line)
-        same = runs and all(runs[-1][0].get(field) == line.get(field) for field in (*fields, "commit"))
+        same = runs and all(runs[-1][0].get(field) == line.get(field) for field in ("cpu", *fields, "commit"))
         if same and side not in map(_side, runs[-1]):
             runs[-1].append(line)
         else:
@@ -46,8 +46,8 @@ def _side(line: Line) -> tuple[Any, ...]:
 
 
 def latest(lines: Iterable[Line], *fields: str) -> list[Line]:
-    """Return the last line of each combination of `fields`, in the order in which these came first."""
-    return list({tuple(line.get(field) for field in fields): line for line in lines}.values())
+    """Return the last line of each combination of `fields` on each machine, in the order in which these came first."""
+    return list({tuple(line.get(field) for field in ("cpu", *fields)): line for line in lines}.values())
 
 
 # ---------------------------------------------------------------------------------------------- cells
@@ -70,11 +70,17 @@ def _weights(line: Line) -> str:
     return str(line["dtype"]) if kind == "none" else f"{kind}, {line['dtype']}"
 
 
-def _source(line: Line) -> tuple[str, str]:
-    return _recorded(line["commit"]), _recorded(line.get("rounds"))
+def _source(line: Line) -> tuple[str, str, str]:
+    return _machine(line), _recorded(line["commit"]), _recorded(line.get("rounds"))
 
 
-SOURCE = ("commit", "rounds")
+SOURCE = ("machine", "commit", "rounds")
+
+
+def _machine(line: Line) -> str:
+    """Return a machine's name in a row: its maker and the instructions that the kernels used there."""
+    maker, target = line["cpu"].partition(" ")[0].removesuffix("(R)"), line.get("cpu_target")
+    return f"{maker}, {target}" if target else str(maker)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], used: Iterable[Line]) -> list[str]:
@@ -104,11 +110,11 @@ def _of(run: Run, engine: str, quantization: str | None = None) -> Line | None:
 
 
 def _case(line: Line) -> tuple[Any, ...]:
-    return line["model"], line["workload"], line["dtype"], line["quantization"]
+    return line["cpu"], line["model"], line["workload"], line["dtype"], line["quantization"]
 
 
 def beside_transformers() -> list[str]:
-    """Return throughput beside transformers: the latest run of each case."""
+    """Return throughput beside transformers: the latest run of each case on each machine."""
     pairs = {}
     for run in _throughput_runs():
         for ours in (line for line in run if line["engine"] == "triolet"):
@@ -175,7 +181,7 @@ def beside_peers() -> list[str]:
 def quantized_throughput() -> list[str]:
     """Return throughput of int8 and int4: of each model the latest run of triolet alone."""
     runs = {
-        run[0]["model"]: run
+        (run[0]["cpu"], run[0]["model"]): run
         for run in _throughput_runs()
         if {line["engine"] for line in run} == {"triolet"}
         and any(line["quantization"] != "none" for line in run)
@@ -276,7 +282,7 @@ STARTED = ("triolet", "vllm", "llama.cpp", "transformers", "import torch")
 def startup() -> list[str]:
     """Return seconds to the first output and memory: the latest run of each model and set of engines."""
     runs = {
-        (run[0]["model"], run[0].get("dtype"), frozenset(line["engine"] for line in run)): run
+        (run[0]["cpu"], run[0]["model"], run[0].get("dtype"), frozenset(line["engine"] for line in run)): run
         for run in runs_of(lines_of("startup"), "model", "dtype", "rounds")
     }
     rows = []
@@ -308,7 +314,10 @@ def startup() -> list[str]:
 
 def served() -> list[str]:
     """Return the same requests embedded and over HTTP."""
-    runs = {run[0]["clients"]: run for run in runs_of(lines_of("serve"), "model", "dtype", "clients")}
+    runs = {
+        (run[0]["cpu"], run[0]["clients"]): run
+        for run in runs_of(lines_of("serve"), "model", "dtype", "clients")
+    }
     rows = []
     for run in runs.values():
         sides = {line["side"]: line for line in run}

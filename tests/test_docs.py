@@ -112,7 +112,7 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 def test_every_table_of_figures_names_its_commit_its_rounds_and_its_machine(name: str) -> None:
     first, _, head, _, *rows = performance_tables.TABLES[name]()
     assert first.startswith("Machine: ")
-    assert head.startswith("| commit | rounds |")
+    assert head.startswith("| machine | commit | rounds |")
     assert rows and not [row for row in rows if row.startswith("|  |")]
 
 
@@ -125,6 +125,11 @@ def test_a_peer_is_compared_only_within_its_run() -> None:
     one, other = ({"model": "m", "commit": "c", "floor": floor} for floor in (1.0, 2.0))
     lines = [{**run, "engine": engine} for run in (one, other) for engine in ("triolet", "vllm")]
     assert performance_tables.runs_of(lines, "model", "floor") == [lines[:2], lines[2:]]
+
+
+def test_a_table_has_the_latest_run_of_each_machine() -> None:
+    lines = [{"cpu": cpu, "model": "m", "number": number} for number, cpu in enumerate("ABBA")]
+    assert performance_tables.latest(lines, "model") == [lines[3], lines[2]]
 
 
 def test_every_family_of_the_native_decoder_is_named() -> None:

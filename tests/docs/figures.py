@@ -120,7 +120,8 @@ def _health_under_attack() -> str:
 
 
 def _health_beside_one_attack() -> str:
-    alone = latest((line for line in lines_of("attacks") if "attack" in line), "attack")
+    lines = [line for line in lines_of("attacks") if "attack" in line]
+    alone = latest((line for line in lines if line["cpu"] == lines[-1]["cpu"]), "attack")
     worst = max(line["health_ms"]["p100"] for line in alone)
     return f"beside one attack alone {worst:.0f} ms at most."
 

@@ -122,7 +122,7 @@ def _load(
             raise
         raise memory.too_small_for(weights.total) from error
     if loaded.pooler is not None and loaded.pooler.info.needs_whole_prompts:
-        return _Sizing(config, loaded, place, block_size).encoder()
+        return _Sizing(config, loaded, place, block_size).encoder_runner()
     sizing = _Sizing(
         config, loaded, place, block_size, _step_device(config, loaded, place, block_size, group)
     )
@@ -201,7 +201,7 @@ class _Sizing:
         """Length of the longest sequence that is asked for, or that the model allows."""
         return self.config.max_model_len or self.loaded.model.spec.max_position
 
-    def encoder(self) -> tuple[ModelRunner, ModelInfo]:
+    def encoder_runner(self) -> tuple[ModelRunner, ModelInfo]:
         """Return the runner of an encoder, whose blocks hold nothing.
 
         Raises:
