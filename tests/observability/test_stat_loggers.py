@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.actors import harness
 from tests.actors.harness import STEP_S, FakeExecutor, Panic, answer_of, fake_engine
 from tests.core.fake_model import REPETITIVE
 from triolet import EngineStatistics, SamplingParams
@@ -72,23 +73,24 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_line_is_logged_every_ten_seconds_while_busy_and_none_while_idle(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(harness, "STEP_S", 0.1)
     caplog.set_level(logging.INFO, logger="triolet.statistics")
     executor = FakeExecutor(num_blocks=1024, block_size=4)
     async with fake_engine(executor) as engine:
         await trio.sleep(100)
         assert lines(caplog) == []
-        await engine.complete([1, 2, 3], SamplingParams(max_tokens=3100))  # 31 s of steps
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=310))  # 31 s of steps
         assert len(lines(caplog)) == 3
         await trio.sleep(100)
         assert len(lines(caplog)) == 3
-        await engine.complete([1, 2, 3], SamplingParams(max_tokens=900))  # 9 s
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=90))  # 9 s
         assert len(lines(caplog)) == 3
         await trio.sleep(5)
-        await engine.complete([1, 2, 3], SamplingParams(max_tokens=900))
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=90))
         assert len(lines(caplog)) == 5
-    assert "Avg generation throughput: 100.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs" in lines(caplog)[1]
+    assert "Avg generation throughput: 10.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs" in lines(caplog)[1]
 
 
 @pytest.mark.slow

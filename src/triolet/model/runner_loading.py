@@ -351,7 +351,7 @@ def _is_capturable(loaded: LoadedFolder) -> bool:
 
 
 def _graph_bytes(runner: ModelRunner, place: torch.device) -> int | None:
-    """Capture the largest graph, and return the memory that it keeps; None if it cannot be captured."""
+    """Capture the largest graph of each kind, and return the memory that they keep; None without those of decodes."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(place)
     if not runner.capture_graphs(only_largest=True):
