@@ -75,7 +75,7 @@ def test_graphs_that_are_captured_once_give_the_answers_computed_alone(
         counted["preemptions"] += history.scheduler.counters.num_preemptions
         counted["aborts"] += len(history.aborted)
     assert device.num_replays > 20 * num_histories
-    assert counted["steps with prompts"] > 5 * num_histories
+    assert counted["steps with prompts"] > 2 * num_histories
     assert model.num_errors > 0
     assert counted["preemptions"] > 0
     assert counted["aborts"] > 0
