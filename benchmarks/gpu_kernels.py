@@ -144,7 +144,7 @@ def _qkv_prepare(place: Place, dtype: torch.dtype) -> Figures:
     """Compare norms, rotation and writes in one launch with float64."""
     from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare_triton
 
-    num_tokens, num_heads, kv_heads, head_dim, block_size = 37, 8, 2, 128, 16
+    num_tokens, num_heads, kv_heads, head_dim, block_size = 3 if place.dry_run else 37, 8, 2, 128, 16
     heads = randn(place, dtype, num_tokens, num_heads + 2 * kv_heads, head_dim)
     weights = randn(place, dtype, 2, head_dim)
     angle = torch.rand(500, head_dim // 2, dtype=torch.float64) * 6
