@@ -19,9 +19,8 @@ class TaskSteps(LoopMonitor):
     longest_task: str = ""  # name of the task whose step was the longest by the wall clock
     longest_work_s: float = 0.0  # processor time of the step with most of it, seconds
     longest_work_task: str = ""  # name of the task of that step
-    long_work: Counter[str] = attrs.field(
-        factory=Counter
-    )  # steps with more than LONG_STEP_S of it, by their tasks' names
+    # Steps with more than LONG_STEP_S of it, by the names of their tasks.
+    long_work: Counter[str] = attrs.field(factory=Counter)
     _last_work_s: float = attrs.field(factory=time.thread_time, init=False)
 
     def after_io_wait(self, timeout: float) -> None:
