@@ -238,7 +238,7 @@ def _low_rank(place: Place, dtype: torch.dtype) -> Figures:
 
 def _attention_steps(place: Place) -> dict[str, list[tuple[int, int]]]:
     if place.dry_run:
-        return {"decode": [(1, 1), (1, 33)], "mixed": [(1, 17), (9, 20)]}
+        return {"decode": [(1, 1), (1, 33)], "mixed": [(1, 17), (17, 20)]}
     return {
         "decode": [(1, 1), (1, 17), (1, 300), (1, 2049)],
         "split decode": [(1, 9000), (1, 3)],

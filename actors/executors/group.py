@@ -82,6 +82,7 @@ class GroupExecutor(Executor):
                 async with rank.running():
                     task_status.started()
                     await is_over.wait()
+                    # The next load waits for the memory of this one, and the supervisor need not.
                     if any(isinstance(failure, RunnerDied) for failure in failures):
                         await rank.kill("was killed, since another rank had ended")
             except RunnerDied as death:

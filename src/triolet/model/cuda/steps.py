@@ -64,7 +64,8 @@ class PendingSamples:
     Args:
         rows: each sequence's row; None for one that gets no token.
         packet: of the step.
-        results: of the step, on the host, once `mark` is past; padded to `num_seqs`.
+        results: of the step, on the host, once `mark` is past: of each row; log-probabilities, if any is asked for, are
+            behind those of `num_seqs`.
         num_seqs: sequences, with those of the padding.
         mark: when they are there.
     """
