@@ -383,13 +383,17 @@ class RunnerDied(TrioletError):
 
     Args:
         reason: completing "the model runner's process ...".
-        returncode: its exit status, or, negative, the number of the signal that ended it; None on another machine.
+        returncode: its exit status, or, negative, the number of the signal that ended it; None if another machine has
+            not told it.
         is_hang: it was ended because it hung.
+        is_lost: nothing is known but that its machine cannot be reached any more.
     """
 
-    def __init__(self, reason: str, returncode: int | None, *, is_hang: bool = False) -> None:
+    def __init__(
+        self, reason: str, returncode: int | None, *, is_hang: bool = False, is_lost: bool = False
+    ) -> None:
         super().__init__(f"the model runner's process {reason}")
-        self.reason, self.returncode, self.is_hang = reason, returncode, is_hang
+        self.reason, self.returncode, self.is_hang, self.is_lost = reason, returncode, is_hang, is_lost
 
     @property
     def exit_status(self) -> int | None:

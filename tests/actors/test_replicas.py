@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,7 +23,7 @@ from triolet import SamplingParams
 from triolet.config.engine import EngineConfig
 from triolet.core import engine_core
 from triolet.core.load_progress import OnProgress
-from triolet.core.replicas.replicated_core import ReplicatedCore
+from triolet.core.replicas.replicated_core import ABSENCE_S, ReplicatedCore
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
@@ -49,6 +50,10 @@ def segfault() -> RunnerDied:
     return RunnerDied("was ended by SIGSEGV", -11)
 
 
+def lost() -> RunnerDied:
+    return RunnerDied("cannot be reached any more", None, is_lost=True)
+
+
 class MortalExecutor(FakeExecutor):
     """A fake model that takes a second to load; it dies when it is told to, and of the poison."""
 
@@ -57,12 +62,13 @@ class MortalExecutor(FakeExecutor):
         self.death: BaseException | None = None
         self.poison: int | None = None
         self.cannot_load = False
+        self.comes_back = True
         self.hang: trio.Event | None = None
         self.step_times: list[float] = []
         self.died_s: list[float] = []
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
-        await trio.sleep(LOAD_S)
+        await trio.sleep(LOAD_S if self.comes_back else math.inf)
         if self.cannot_load:
             raise RunnerDied("found no device", 1)
         return await super().start(on_progress)
@@ -313,6 +319,35 @@ async def test_suspects_of_a_replica_that_cannot_be_started_go_to_another_one(
             await ask(engine, 0, prompt_of(0))
         assert engine.statistics().num_moved_requests == 1
         assert living(engine) == [False, True]
+
+
+async def test_streams_of_a_machine_that_is_gone_for_good_go_on_at_once(autojump_clock: MockClock) -> None:
+    executors = [MortalExecutor(), MortalExecutor()]
+    async with replicated_engine(executors) as engine:
+        executors[0].comes_back, executors[0].death = False, lost()
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(ask, engine, number, prompt_of(number))
+        assert trio.current_time() - began_s < LOAD_S
+        assert engine.statistics().num_moved_requests == 5
+        assert living(engine) == [False, True]
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+async def test_suspects_of_a_replica_that_does_not_come_back_go_on_after_half_a_minute(
+    num_lost: int, autojump_clock: MockClock
+) -> None:
+    """What was with one machine that is lost and then with another is a suspect, too."""
+    executors = [MortalExecutor() for _ in range(1 + num_lost)]
+    async with replicated_engine(executors) as engine:
+        for executor in executors[:num_lost]:
+            executor.comes_back, executor.death = False, segfault() if num_lost == 1 else lost()
+        began_s = trio.current_time()
+        await ask(engine, 0, prompt_of(0))
+        assert ABSENCE_S <= trio.current_time() - began_s < ABSENCE_S + 3
+        assert engine.statistics().num_moved_requests == num_lost
+        assert living(engine) == [*[False] * num_lost, True]
 
 
 async def test_an_engine_of_which_no_replica_can_be_started_is_dead(autojump_clock: MockClock) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,14 @@ SOON_S = 300.0  # on a machine under load
 FIELDS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 160, "num_kv_blocks": 80}
 
 
-async def answers_of(engine: Engine, kill: int | None = None) -> dict[int, list[int]]:
-    """Read all streams at once; kill a worker's process after some tokens."""
+def killing(process: int) -> Callable[[], None]:
+    return partial(os.kill, process, signal.SIGKILL)
+
+
+async def answers_of(engine: Engine, end: Callable[[], None] | None = None) -> dict[int, list[int]]:
+    """Read all streams at once; end something after some tokens."""
     answers: dict[int, list[int]] = {index: [] for index in range(NUM_STREAMS)}
-    to_kill = [] if kill is None else [kill]
+    to_end = [] if end is None else [end]
 
     async def read(index: int) -> None:
         params = SamplingParams(
@@ -40,8 +46,8 @@ async def answers_of(engine: Engine, kill: int | None = None) -> dict[int, list[
         async with engine.generate([index + 3] * (5 * index + 1), params) as stream:
             async for output in stream:
                 answers[index] = list(output.outputs[0].token_ids)
-                if to_kill and sum(map(len, answers.values())) > 100:
-                    os.kill(to_kill.pop(), signal.SIGKILL)
+                if to_end and sum(map(len, answers.values())) > 100:
+                    to_end.pop()()
 
     async with trio.open_nursery() as nursery:
         for index in range(NUM_STREAMS):
@@ -74,12 +80,43 @@ async def test_workers_answer_as_a_thread_and_the_death_of_one_shows_in_no_answe
             for _ in range(2):
                 while len(workers_here()) < 2:  # noqa: ASYNC110 - the agents start them
                     await trio.sleep(0.1)
-                assert await answers_of(engine, kill=workers_here()[0]) == expected
-                assert await answers_of(engine, kill=workers_here()[-1]) == expected
+                assert await answers_of(engine, killing(workers_here()[0])) == expected
+                assert await answers_of(engine, killing(workers_here()[-1])) == expected
             # A worker that waits may be killed, and the one that computes when the answers are complete in the engine.
             with trio.fail_after(SOON_S):
                 while engine.statistics().num_restarts < 1:  # noqa: ASYNC110 - it tells of no change
                     await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert workers_here() == []
+
+
+@pytest.mark.slow
+async def test_a_machine_that_leaves_for_good_takes_no_stream_along(tmp_path: Path) -> None:
+    folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Address("127.0.0.1", free.getsockname()[1])
+    async with triolet.open_engine(folder, **FIELDS) as engine:
+        expected = await answers_of(engine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(address, TOKEN).run)
+        other = await nursery.start(
+            partial(
+                trio.run_process,
+                [sys.executable, "-m", "triolet", "worker", "--connect", str(address)],
+                env={**os.environ, "TRIOLET_WORKER_TOKEN": TOKEN},
+                check=False,
+            )
+        )
+        async with triolet.open_engine(
+            folder, runner="remote", worker_listen=str(address), worker_token=TOKEN, replicas=2, **FIELDS
+        ) as engine:
+            assert await answers_of(engine) == expected
+            with trio.fail_after(SOON_S):
+                assert await answers_of(engine, other.kill) == expected
+                assert await answers_of(engine) == expected
+            statistics = engine.statistics()
+            assert statistics.num_moved_requests > 0
+            assert sum(each.is_living for each in statistics.replicas) == 1
         nursery.cancel_scope.cancel()
     assert workers_here() == []
 
@@ -153,7 +190,7 @@ async def test_a_worker_of_two_ranks_answers_as_a_thread_and_the_death_of_either
             assert await answers_of(engine) == expected
             assert await engine.apply_model("tests.e2e.test_tensor_parallel:rank_of") == [0, 1]
             for rank in (0, 1):
-                assert await answers_of(engine, kill=(await processes_of(engine))[rank]) == expected
+                assert await answers_of(engine, killing((await processes_of(engine))[rank])) == expected
             assert engine.statistics().num_restarts == 2
             assert sorted(ranks_here()) == [0, 1]
         nursery.cancel_scope.cancel()

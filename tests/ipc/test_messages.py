@@ -96,7 +96,8 @@ def test_a_long_prompt_arrives() -> None:
 def test_messages_go_one_way_only() -> None:
     payload = REQUESTS.pack(EngineConfig())[HEADER_BYTES:]
     with pytest.raises(
-        FrameError, match="must be one of LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong; got"
+        FrameError,
+        match="must be one of LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong, ProcessEnded; got",
     ):
         REPLIES.unpack(payload)
 

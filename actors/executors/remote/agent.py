@@ -2,9 +2,9 @@
 
 The agent imports no torch and computes nothing. It makes the connection and hands it to a fresh process of
 `triolet.workers.runner`, which then speaks with the engine itself. The agent watches both: when the process dies, it
-ends the connection; when the engine ends the connection, it ends the process, also one that hangs. Then the next life
-begins, with a connection of its own. Over TLS, and where the system cannot tell the end of a connection without reading
-from it, the agent passes the bytes on, which adds a hop.
+tells the engine how, and ends the connection; when the engine ends the connection, it ends the process, also one that
+hangs. Then the next life begins, with a connection of its own. Over TLS, and where the system cannot tell the end of a
+connection without reading from it, the agent passes the bytes on, which adds a hop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 import attrs
 import trio
 
-from triolet.actors.executors.connection import describe_exit, worker_environment
+from triolet.actors.executors.connection import describe_exit, exit_code_of, worker_environment
 from triolet.actors.executors.group import Meeting
 from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end
 from triolet.ipc import lifeline
 from triolet.ipc.handshake import MAX_NAME_CHARS, Welcome
+from triolet.ipc.messages import REPLIES, ProcessEnded
 
 logger = logging.getLogger("triolet.worker")
 
@@ -143,11 +144,14 @@ class Agent:
     async def _compute_at(self, sock: trio.socket.SocketType, command: Sequence[str]) -> None:
         """Have a process speak with the engine itself."""
         os.set_blocking(sock.fileno(), True)  # for the process: the agent reads no more from it
-        async with self._process(sock, command) as life:
+        async with self._process(sock, command) as process:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_until, _readable(life), nursery.cancel_scope)
+                nursery.start_soon(_until, _readable(process.life), nursery.cancel_scope)
                 nursery.start_soon(_until, _end_of(sock), nursery.cancel_scope)
+            last = await process.last_message()
             with suppress(OSError):  # what the process has sent last is delivered before its end is
+                os.set_blocking(sock.fileno(), False)
+                os.write(sock.fileno(), last)
                 sock.shutdown(socket.SHUT_WR)
 
     async def _compute_behind(self, stream: trio.abc.Stream, command: Sequence[str]) -> None:
@@ -155,31 +159,56 @@ class Agent:
         here, there = trio.socket.socketpair()
         with here, there:
             os.set_blocking(there.fileno(), True)
-            async with self._process(there, command), trio.SocketStream(here) as end:
+            async with self._process(there, command) as process, trio.SocketStream(here) as end:
                 there.close()  # only the process has it now, and its end is the process's
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_until, _pass_on(stream, end), nursery.cancel_scope)
                     nursery.start_soon(_until, _pass_on(end, stream), nursery.cancel_scope)
+                end.socket.close()  # which ends a process that lives, as the end of the connection does
+                last = await process.last_message()
+                with (
+                    trio.move_on_after(GRACE_S),
+                    suppress(trio.BrokenResourceError, trio.ClosedResourceError),
+                ):
+                    await stream.send_all(last)
 
     @asynccontextmanager
-    async def _process(self, sock: trio.socket.SocketType, command: Sequence[str]) -> AsyncGenerator[int]:
-        """Enclose the life of a process that speaks over a socket; give its lifeline."""
-        popen, life = _spawn(sock, command)
+    async def _process(
+        self, sock: trio.socket.SocketType, command: Sequence[str]
+    ) -> AsyncGenerator[WorkerProcess]:
+        """Enclose the life of a process that speaks over a socket."""
+        process = _spawn(sock, command)
         try:
-            yield life
-            with trio.move_on_after(GRACE_S):
-                await _readable(life)
+            yield process
         finally:
-            popen.kill()
+            process.popen.kill()
             # Its memory is free before the next one loads. That takes milliseconds, and nothing else goes on here.
-            returncode = popen.wait()
-            trio.lowlevel.notify_closing(life)
-            os.close(life)
-            logger.info("the model runner's process %d %s", popen.pid, describe_exit(returncode))
+            returncode = process.popen.wait()
+            trio.lowlevel.notify_closing(process.life)
+            os.close(process.life)
+            logger.info("the model runner's process %d %s", process.popen.pid, describe_exit(returncode))
 
 
-def _spawn(sock: trio.socket.SocketType, command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a process; return it and the reading end of its lifeline."""
+@attrs.frozen
+class WorkerProcess:
+    """Process that an agent has started."""
+
+    popen: subprocess.Popen[bytes]
+    life: int
+    """Reading end of its lifeline."""
+
+    async def last_message(self) -> bytes:
+        """Wait until the process begins to end, kill it if it does not, and return what the engine is told of that."""
+        with trio.move_on_after(GRACE_S):
+            await _readable(self.life)
+        self.popen.kill()  # changes no exit status of a process that is ending already
+        # 0 may be yet to change: descriptors are closed before it is known how a process ends.
+        returncode = exit_code_of(self.popen.pid) or self.popen.wait()
+        return REPLIES.pack(ProcessEnded(returncode))
+
+
+def _spawn(sock: trio.socket.SocketType, command: Sequence[str]) -> WorkerProcess:
+    """Start a process."""
     life, life_end = os.pipe()
     try:
         popen = subprocess.Popen(
@@ -195,7 +224,7 @@ def _spawn(sock: trio.socket.SocketType, command: Sequence[str]) -> tuple[subpro
         raise
     finally:
         os.close(life_end)
-    return popen, life
+    return WorkerProcess(popen, life)
 
 
 async def _until(end: Coroutine[Any, Any, None], scope: trio.CancelScope) -> None:

@@ -2,15 +2,16 @@
 
 Between two conversations the worker is pinged every second. A machine that vanishes is known within three seconds: idle
 from a ping without an answer, within a step from the system's own probes. When a worker's process ends, its machine
-closes the connection, and that is seen at once.
+tells how it has ended and closes the connection, and that is seen at once.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import attrs
 import trio
@@ -21,14 +22,16 @@ from triolet.actors.executors.connection import (
     FrameWriter,
     Posted,
     RunnerConnection,
+    describe_exit,
     receive_when_ready,
 )
-from triolet.errors import RunnerDied
-from triolet.ipc.messages import REQUESTS, ImportModules, Ping, Pong
+from triolet.errors import FrameError, RunnerDied
+from triolet.ipc.messages import REPLIES, REQUESTS, ImportModules, Ping, Pong, ProcessEnded, Reply
 
 PING_S = 1.0  # between two pings of an idle worker
 ANSWER_S = 2.0  # for the answer to one
 PREPARE_S = 300.0  # for the imports of a fresh process, on a machine under load
+LOST = "has ended with its machine, or cannot be reached any more"
 
 
 class StreamFrameWriter(FrameWriter):
@@ -64,6 +67,7 @@ class WorkerLink(RunnerConnection):
     _is_plain: bool = attrs.field(init=False)  # the stream's bytes are those of the socket
     _writer: FrameWriter = attrs.field(init=False)
     _cause: str | None = attrs.field(default=None, init=False)  # of its end, if a ping has found it
+    _returncode: int | None = attrs.field(default=None, init=False)  # of its process, if that was told
 
     def __attrs_post_init__(self) -> None:
         self._is_plain = isinstance(self._stream, trio.SocketStream)
@@ -172,10 +176,35 @@ class WorkerLink(RunnerConnection):
         self._socket.close()
         self._note_death()
 
+    async def reply(self) -> Reply:
+        reply = await RunnerConnection.reply(self)
+        if isinstance(reply, ProcessEnded):
+            self._returncode = reply.returncode
+            raise EOFError
+        return reply
+
     async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         await trio.lowlevel.checkpoint()
+        self._hear_the_rest()
         self._kill()
         is_hang = is_hang and reason is not None
-        reason = reason or self._cause or "has ended, or cannot be reached any more"
+        reason = reason or self._cause
+        is_lost = reason is None and self._returncode is None
+        if reason is None:
+            reason = LOST if self._returncode is None else describe_exit(self._returncode)
         prefix = f"on {self.worker} "
-        return RunnerDied(reason if reason.startswith(prefix) else prefix + reason, None, is_hang=is_hang)
+        return RunnerDied(
+            reason if reason.startswith(prefix) else prefix + reason,
+            self._returncode,
+            is_hang=is_hang,
+            is_lost=is_lost,
+        )
+
+    def _hear_the_rest(self) -> None:
+        """Read how the process has ended, if that has arrived."""
+        with suppress(OSError, FrameError):
+            while self._is_plain and (data := os.read(self._socket.fileno(), READ_BYTES)):
+                self._reader.feed(data)
+                for reply in REPLIES.messages(self._reader):
+                    if isinstance(reply, ProcessEnded):
+                        self._returncode = reply.returncode

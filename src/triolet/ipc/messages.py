@@ -375,8 +375,15 @@ class Pong:
     """Answer to a `Ping`."""
 
 
+@attrs.frozen
+class ProcessEnded:
+    """End of a worker's process, told by the agent that has started it; the last message of a connection."""
+
+    returncode: int  # as in `Popen.returncode`
+
+
 Request = EngineConfig | StepPlan | Halt | PrepareAdapter | CallWorker | ImportModules | Ping
-Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure | Pong
+Reply = LoadProgress | ModelInfo | StepResult | CallAnswer | Failure | Pong | ProcessEnded
 
 
 @attrs.frozen(eq=False)
@@ -436,7 +443,7 @@ class Way(Generic[M]):
 
 
 _REQUESTS: Final = (EngineConfig, StepPlan, Halt, PrepareAdapter, CallWorker, ImportModules, Ping)
-_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong)
+_REPLIES: Final = (LoadProgress, ModelInfo, StepResult, CallAnswer, Failure, Pong, ProcessEnded)
 LAYOUT: Final = layout_of((*_REQUESTS, *_REPLIES))
 
 # A plan may start a hundred requests with a million prompt tokens each, if all but one of each are in the prefix cache.

@@ -39,6 +39,7 @@ from triolet.actors.executors.remote.executor import RemoteExecutor
 from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.port import WorkerPort
 from triolet.config.engine import EngineConfig
+from triolet.core.recovery.recovery_state import is_external
 from triolet.errors import ConfigError, FrameError, ModelError, RunnerDied, WorkerRefused
 from triolet.ipc.handshake import CHALLENGE_BYTES, HELLO, PROOF_BYTES, Hello, refusal_of, seal
 from triolet.ipc.messages import LAYOUT, REPLIES, Pong
@@ -127,7 +128,7 @@ async def test_a_process_that_dies_idle_is_known_without_a_ping(
 ) -> None:
     monkeypatch.setattr(link, "PING_S", 2 * SOON_S)
     died = await death_while_idle(remote_that(nursery), lambda: os.kill(workers_here()[0], signal.SIGKILL))
-    assert str(died).endswith(", has ended, or cannot be reached any more")
+    assert str(died).endswith(", was killed by SIGKILL")
 
 
 @pytest.mark.slow
@@ -334,6 +335,61 @@ async def test_with_a_certificate_workers_speak_tls_and_their_death_is_known(
     secured.close()
     await secured.closed.wait()
     assert workers_here() == []
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "returncode", "words"),
+    [
+        ("kill", -signal.SIGKILL, "was killed by SIGKILL"),
+        ("segfault", -signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("exit", 3, "ended with exit status 3"),
+    ],
+)
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_worker_tells_how_its_process_has_ended(
+    with_tls: bool, misdeed: str, returncode: int, words: str, certificate: Certificate, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"worker_listen": "127.0.0.1:0", "worker_token": TOKEN}
+    listening = WorkerPort.of(
+        attrs.evolve(CONFIG, worker_certfile=certificate.file if with_tls else None, **fields)
+    )
+    command = (*FAKE_WORKER, misdeed, "1", str(tmp_path / "mark"))
+    async with trio.open_nursery() as nursery:
+        listening.start()
+        authority = certificate.authority if with_tls else None
+        nursery.start_soon(Agent(listening.address, TOKEN, authority, command).run)
+        with trio.fail_after(SOON_S), pytest.raises(RunnerDied) as died:
+            await life(RemoteExecutor(CONFIG, listening), first_step())
+        nursery.cancel_scope.cancel()
+    listening.close()
+    await listening.closed.wait()
+    assert died.value.returncode == returncode
+    assert str(died.value).endswith(words)
+    assert is_external(died.value) == (misdeed == "kill")
+    assert not died.value.is_lost
+
+
+async def test_a_machine_that_ends_in_a_step_is_lost_and_no_request_is_a_suspect(
+    listening: WorkerPort, tmp_path: Path
+) -> None:
+    executor = RemoteExecutor(CONFIG, listening)
+    mark = tmp_path / "mark"
+    command = (*FAKE_WORKER, "hang", "1", str(mark))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=command).run)
+
+        async def end() -> None:
+            while not mark.exists():  # noqa: ASYNC110 - a process makes it
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end)
+        with trio.CancelScope(shield=True), trio.fail_after(SOON_S), pytest.raises(RunnerDied) as died:
+            await life(executor, first_step())
+    assert died.value.returncode is None
+    assert died.value.is_lost
+    assert is_external(died.value)
+    assert str(died.value).endswith(", has ended with its machine, or cannot be reached any more")
 
 
 # ------------------------------------------------------------------------------------- the configuration

@@ -374,9 +374,14 @@ def _percentile(times: Counter[int]) -> float:
 
 
 def is_external(error: BaseException) -> bool:
-    """Return True if something outside has ended the process of the runner: no step sends itself such a signal."""
+    """Return True if something outside has ended the process of the runner.
+
+    No step sends itself such a signal, or keeps a machine from telling how a process has ended.
+    """
     # An out-of-memory killer is outside as well; a request that calls for it again is found at the second time.
-    return isinstance(error, RunnerDied) and not error.is_hang and error.signal in (SIGKILL, SIGTERM)
+    if not isinstance(error, RunnerDied) or error.is_hang:
+        return False
+    return error.is_lost or error.signal in (SIGKILL, SIGTERM)
 
 
 def crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:

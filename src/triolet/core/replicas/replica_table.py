@@ -10,7 +10,8 @@ anew, the oldest request first.
 A *suspect*, a request that was in a step whose crash nothing outside explains, stays with its replica, and waits for
 its next life. There the search for the request that crashes the runner goes on (`core.recovery.recovery_state`), and
 the replica gets nothing else meanwhile. So a request that crashes each runner never takes down a second one. Only when
-a replica cannot be started any more, while others live, do its suspects go to another one, with what is known of them.
+a replica cannot be started any more, or has been away for long, while others live, do its suspects go to another one,
+with what is known of them.
 
 When a replica begins to compute, what waits for a row at the others is placed anew: otherwise a queue that has grown
 would stay with those that have it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import attrs
 
@@ -22,6 +23,8 @@ from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
+
+ABSENCE_S: Final = 30.0  # that the suspects of a replica wait for it: its machine may be gone for good
 
 
 class MaskShare(GrammarMasks):
@@ -174,6 +177,7 @@ class ReplicatedCore(EngineCore):
         self.replicas = tuple(
             ReplicaCore(self, replica, finished_by(replica)) for replica in range(num_replicas)
         )
+        self._absent_since_s: dict[int, float] = {}
 
     @property
     def _living(self) -> Iterator[ReplicaCore]:
@@ -214,6 +218,20 @@ class ReplicatedCore(EngineCore):
             self.end_life(replica)
         self.table.give_up(replica)
         return False
+
+    def give_up_absent(self, now_s: float) -> None:
+        """Give up the replicas that have not computed for `ABSENCE_S`; called again and again.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        for each in self.replicas:
+            if each.is_scheduling:
+                self._absent_since_s.pop(each.replica, None)
+                continue
+            absence_s = now_s - self._absent_since_s.setdefault(each.replica, now_s)
+            if absence_s >= ABSENCE_S and self.table.shares[each.replica].own:
+                self.give_up(each.replica)
 
     def share_queues(self, replica: int) -> None:
         """Place what waits for a row at the other replicas anew: this one computes now, too."""
