@@ -216,6 +216,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
         "0.2 s",
         "5 s",
         "10 s",
+        "30 s",
         "10 ms",
     ),
     "docs/gpu.md": ("8 minutes", "32 MiB", "256 MiB"),
