@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +119,20 @@ def run_section(
 
 
 def run(options: argparse.Namespace, environment: dict[str, str], write: Write) -> bool:
-    """Run all sections; return whether every one passed."""
+    """Run all sections; return whether every one passed.
+
+    They share one GPU, and each has it for itself. On a pretended device there is nothing to share, and as many run at
+    a time as there are processors.
+    """
     ceilings: dict[str, Any] = {}
+    end_s = time.monotonic() + options.budget
 
     def note(result: dict[str, Any]) -> None:
         if result.get("bench") == "gpu_ceilings":
             ceilings.update({name: result[name] for name in result if name.endswith("_per_s")})
         write(result)
 
-    end_s = time.monotonic() + options.budget
-    summaries = []
-    for section in options.sections:
+    def summary_of(section: str) -> dict[str, Any]:
         began_s = time.monotonic()
         limit_s = min(SECTIONS[section], end_s - began_s)
         if limit_s < 5:
@@ -140,7 +144,12 @@ def run(options: argparse.Namespace, environment: dict[str, str], write: Write) 
             summary = run_section(command, environment, limit_s, note)
         summary = {"bench": "gpu_section", "section": section, **summary}
         write({**summary, "seconds": round(time.monotonic() - began_s, 1), "dry_run": options.dry_run})
-        summaries.append(summary)
+        return summary
+
+    first = [section for section in options.sections if section == "ceilings"]
+    others = [section for section in options.sections if section not in first]
+    with ThreadPoolExecutor(os.cpu_count() if options.dry_run else 1) as pool:
+        summaries = [*pool.map(summary_of, first), *pool.map(summary_of, others)]
     print(file=sys.stderr)
     for summary in summaries:
         words = f"{summary['section']:10} {summary['outcome']:10} {summary['results']:4} results"
@@ -165,14 +174,17 @@ def main() -> int:
         print(NO_GPU, file=sys.stderr)
         return 1
 
+    writing = threading.Lock()
+
     def write(result: dict[str, Any]) -> None:
         text = json.dumps(result)
-        print(text, flush=True)
-        if options.output is not None:
-            with options.output.open(
-                "a"
-            ) as file:  # opened for each line: what is written survives the end of the run
-                file.write(text + "\n")
+        with writing:
+            print(text, flush=True)
+            if options.output is not None:
+                with options.output.open(
+                    "a"
+                ) as file:  # opened for each line, so that none is lost if the run ends
+                    file.write(text + "\n")
 
     with tempfile.TemporaryDirectory() as packages:
         install_wheels(options.wheels, Path(packages))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,24 @@ def test_all_sections_run_when_one_fails_and_the_last_have_the_ceilings(
 
     monkeypatch.setattr(gpu, "lines_of", lines_of)
     written: list[dict[str, Any]] = []
-    options = argparse.Namespace(sections=["ceilings", "kernels", "bench"], budget=100.0, dry_run=True)
+    options = argparse.Namespace(sections=["ceilings", "kernels", "bench"], budget=100.0, dry_run=False)
     assert not gpu.run(options, {}, written.append)
     assert [line["outcome"] for line in written if "section" in line] == ["passed", "failed", "failed"]
     assert json.loads(commands[2][commands[2].index("--ceilings") + 1]) == {"copy_bytes_per_s": 5.0}
+
+
+def test_sections_that_share_no_gpu_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def lines_of(command: list[str], environment: dict[str, str], limit_s: float) -> Any:
+        both.wait(60.0)
+        yield "{}"
+        yield 0
+
+    monkeypatch.setattr(gpu, "lines_of", lines_of)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    options = argparse.Namespace(sections=["kernels", "parity"], budget=100.0, dry_run=True)
+    assert gpu.run(options, {}, lambda line: None)
 
 
 @pytest.mark.slow
