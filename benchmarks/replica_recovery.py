@@ -9,7 +9,8 @@ requested again until all kills are done. Half of the streams are greedy, half d
 every answer must be the same, token for token. Prints one JSON line: answers, wrong ones, requests that moved, and the
 gaps between two tokens of the streams of the replica that was not killed, from the kill until the other one is back:
 their median, p99 and longest, and those of the undisturbed second before the kill; `longest_of_median` is the longest
-one as a multiple of the median. Exits with 1 if an answer differs.
+one as a multiple of the median. A stream that an earlier kill has moved counts from its first token at the other
+replica on. Exits with 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from crowd import Crowd
 
 import triolet
 from triolet import Engine, EngineConfig
+from triolet.core.journal import JournalEntry
 from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.engine.gc_freeze import freeze_gc
 
@@ -71,10 +73,14 @@ class Kills:
         info = core.replicas[victim].model.info
         assert info is not None
         assert info.process_id is not None
-        live = {entry.request.request_id: entry.replica for entry in core.journal}
+        live = {entry.request.request_id: entry for entry in core.journal}
         for request_id in self.token_s.keys() - live:
             del self.token_s[request_id]
-        others = [times for request_id, times in self.token_s.items() if live[request_id] != victim]
+        others = [
+            times
+            for request_id, times in self.token_s.items()
+            if live[request_id].replica == 1 - victim and _has_gone_on(live[request_id])
+        ]
         killed_s = trio.current_time()
         os.kill(info.process_id, signal.SIGKILL)
         async for restarting in self.engine.follow_restarts():
@@ -87,6 +93,11 @@ class Kills:
                     self.gaps.append(after - before)
                 elif before > killed_s - CALM_S:
                     self.calm_gaps.append(after - before)
+
+
+def _has_gone_on(entry: JournalEntry) -> bool:
+    """Return whether a stream has a token since it was moved; otherwise it waits because of an earlier kill."""
+    return entry.num_tokens > entry.num_moved_tokens
 
 
 async def measure(config: EngineConfig, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
