@@ -115,6 +115,8 @@ class ResponseBuilder:
     _keeps_history: bool = attrs.field(default=True, init=False)
     # Memory of a resumable response: its request, log and history, estimated; it only grows.
     num_bytes: int = attrs.field(default=0, init=False)
+    # Output that a resumable response took last, if it has added text and tokens alone; a reader may take it away.
+    plain_output: CompletionOutput | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._items = ResponseItems(self.new_id, self.plan)
@@ -170,6 +172,7 @@ class ResponseBuilder:
             assert history.output is not None, "a piece is a piece of an output"
             reason = history.finish_reason if number == len(history.pieces) else None
             self._take(piece, history.output, reason, history.completed_at)
+        self.plain_output = None
 
     def history(self) -> ResponseHistory | None:
         """Return the history for `replay`; None if the response has not begun or was not ended by the engine."""
@@ -183,11 +186,6 @@ class ResponseBuilder:
             finish_reason=self._finish_reason,
             completed_at=self._ending.get("completed_at", 0),
         )
-
-    @property
-    def num_items(self) -> int:
-        """Number of items so far."""
-        return len(self._items.items)
 
     @property
     def item_ids(self) -> tuple[str, ...]:
@@ -205,23 +203,6 @@ class ResponseBuilder:
             self._ending.get("completed_at", 0),
         )
 
-    def plain_growth(self, num_known: int, num_items: int) -> CompletionOutput | None:
-        """Return the output that is the only new delta, if it has text and tokens alone.
-
-        Args:
-            num_known: the number of deltas before it, at least one.
-            num_items: the number of items before it.
-        Returns:
-            None if there are several deltas or none, an ending, log-probabilities or a new item.
-        """
-        if len(self._pieces) != num_known + 1 or self._finish_reason is not None:
-            return None
-        assert self._last_output is not None, "a piece is a piece of an output"
-        completion = self._last_output.outputs[0]
-        if completion.logprobs is not None or len(self._items.items) != num_items:
-            return None
-        return completion
-
     @property
     def num_events(self) -> int:
         """Number of events that were made."""
@@ -231,7 +212,9 @@ class ResponseBuilder:
         self, piece: ResponseDelta, output: RequestOutput, reason: FinishReason | None, now: int
     ) -> list[Event]:
         events = self.begin()
-        if self.request.resumable and self._keeps_history:
+        keeps = self.request.resumable and self._keeps_history
+        num_items = len(self._items.items)
+        if keeps:
             self._pieces.append(piece)
             self.num_bytes += _size_of_piece(piece)
             if self._last_output is None:
@@ -241,6 +224,9 @@ class ResponseBuilder:
             self._num_output_tokens += piece.num_tokens
             grown = self._items.add(piece, output.prompt, is_last=reason is not None)
             events += map(self.numbered, grown)
+        [completion], has_new_item = output.outputs, len(self._items.items) != num_items
+        is_plain = keeps and reason is None and completion.logprobs is None and not has_new_item
+        self.plain_output = completion if is_plain else None
         if reason is not None:
             events += self._finish(reason, now)
         return events

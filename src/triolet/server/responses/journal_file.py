@@ -54,7 +54,6 @@ class _Journaled:
 
     number: int
     num_deltas: int = 0
-    num_items: int = 0
     num_ids: int = 0  # of the items
 
 
@@ -143,18 +142,17 @@ class ResponseJournal:
         if not self._is_on:
             return 0
         known = self._journaled.get(answer.response_id)
+        plain, answer.plain_output = answer.plain_output, None
         # Nearly always there is one delta with text and tokens alone. Each token of each stream pays for this, between
         # other things that have taken its code and data from the processor's caches: so it is short, in one function,
         # and only puts values into a list; the writer makes one record of all that have come meanwhile.
-        if known is not None and (index := known.num_deltas):
-            plain = answer.plain_growth(index, known.num_items)
-            if plain is not None:
-                known.num_deltas = index + 1
-                if not (entries := self._entries):
-                    self._news.unpark_all()
-                entries.append((known.number, index, plain.text, plain.token_ids))
-                self._num_noted += 1
-                return self._num_noted
+        if plain is not None and known is not None and (index := known.num_deltas):
+            known.num_deltas = index + 1
+            if not (entries := self._entries):
+                self._news.unpark_all()
+            entries.append((known.number, index, plain.text, plain.token_ids))
+            self._num_noted += 1
+            return self._num_noted
         if known is None:
             if answer.response_id in self._journaled or answer.is_over:
                 return 0
@@ -199,7 +197,7 @@ class ResponseJournal:
             finish_reason=reason,
             completed_at=completed_at,
         )
-        known.num_items, known.num_ids = answer.num_items, len(item_ids)
+        known.num_ids = len(item_ids)
         self._append(delta_record(known.number, delta))
 
     def forget(self, response_id: str) -> None:
