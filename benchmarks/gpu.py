@@ -194,7 +194,7 @@ def main() -> int:
             "PYTHONUNBUFFERED": "1",
         }
         if options.dry_run:
-            environment["TRITON_INTERPRET"] = "1"
+            environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         return 0 if run(options, environment, write) else 1
 
 
