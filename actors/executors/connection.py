@@ -177,6 +177,11 @@ class RunnerConnection(ABC):
     def is_alive(self) -> bool:
         """False once it is known that the runner has ended."""
 
+    @property
+    def processor_s(self) -> float:
+        """Processor time that the runner has used, seconds; 0 where this side cannot know."""
+        return 0.0
+
     @abstractmethod
     def _kill(self) -> None:
         """Have the runner end at once."""
@@ -277,7 +282,10 @@ class RunnerConnection(ABC):
             self._talk.deadline = trio.current_time()
 
 
-STAT_EXIT_CODE = 49  # of the fields behind the name in /proc/PID/stat
+# Of the fields behind the name in /proc/PID/stat.
+STAT_TIMES = slice(11, 13)  # in user mode and in the system, ticks
+STAT_EXIT_CODE = 49
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def describe_exit(returncode: int) -> str:
@@ -295,14 +303,26 @@ def exit_code_of(process_id: int) -> int | None:
     Returns:
         None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
     """
-    if sys.platform != "linux":
-        return None
-    try:
-        with open(f"/proc/{process_id}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return os.waitstatus_to_exitcode(int(fields[STAT_EXIT_CODE]))
-    except (OSError, ValueError, IndexError):
-        return None
+    with suppress(OSError, ValueError, IndexError):
+        return os.waitstatus_to_exitcode(int(_stat_of(process_id)[STAT_EXIT_CODE]))
+    return None
+
+
+def processor_s_of(process_id: int) -> float:
+    """Return the processor time that a process has used, seconds; 0 if the system does not say."""
+    with suppress(OSError, ValueError):
+        return sum(map(int, _stat_of(process_id)[STAT_TIMES])) / TICKS_PER_S
+    return 0.0
+
+
+def _stat_of(process_id: int) -> list[bytes]:
+    """Return the fields behind the name that Linux tells of a process.
+
+    Raises:
+        OSError: there is no such process, or another system.
+    """
+    with open(f"/proc/{process_id}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 @attrs.define(eq=False)
@@ -426,6 +446,10 @@ class RunnerProcess(RunnerConnection):
             self._popen.wait()
         else:
             await trio.to_thread.run_sync(self._popen.wait, limiter=trio.CapacityLimiter(1))
+
+    @property
+    def processor_s(self) -> float:
+        return processor_s_of(self._popen.pid)
 
     def _kill(self) -> None:
         self._popen.kill()

@@ -66,6 +66,8 @@ class GroupExecutor(Executor):
 
     def __init__(self, ranks: Sequence[ProcessExecutor], begin_life: Callable[[], Awaitable[None]]) -> None:
         self._ranks, self._begin_life = ranks, begin_life
+        for rank in ranks:
+            rank.companions = ranks
         self._deaths: list[RunnerDied] = []  # of this life, in their order
         self._asking: trio.CancelScope | None = None  # of the call that all ranks are to answer
 

@@ -74,8 +74,12 @@ WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
 
 # A process that hangs is killed: in a step after the time that `core.recovery.recovery_state` has learned,
 # and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
-# no limit: it may compile kernels, and the operator watches it.
+# no limit: it may compile kernels, and the operator watches it. A silent load that uses a processor is slow rather than
+# stuck, perhaps on a machine that has become busy since: it has such a limit several times.
 SUSPICION = 1 / 3  # of such a limit, after which a standby process is started
+NUM_BUSY_LIMITS = 4  # of a load that computes
+LOOK = 0.9  # of such a limit, after which it is asked for the processor time
+BUSY = 0.05  # part of that time for which a load has had a processor, if it computes
 STANDBY_S = 10.0  # that a standby is kept after a late reply; late ones often come in series
 KEPT_AFTER_S = 10.0  # from a load until one is started to be kept: its imports take the time of a processor
 
@@ -105,6 +109,8 @@ class ProcessExecutor(LookAheadExecutor):
         self._halted: StepPlan | None = None  # the last plan that was
         self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
+        self.companions: Sequence[ProcessExecutor] = (self,)
+        """Executors that load together, this one among them: one that is silent may wait for another one."""
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -165,7 +171,7 @@ class ProcessExecutor(LookAheadExecutor):
             if self._former is not None:
                 await self._former.gone()  # it may still hold most of the memory
             await process.ask(config if self._folder is None else with_weights(config, self._folder))
-            while isinstance(reply := await self._reply(process, limit_s), LoadProgress):
+            while isinstance(reply := await self._load_reply(process, limit_s), LoadProgress):
                 process.allow(limit_s)
                 silence_s, heard_s = max(silence_s, trio.current_time() - heard_s), trio.current_time()
                 if not self._load_silence.is_learned and reply.stage != IMPORTS:
@@ -178,6 +184,26 @@ class ProcessExecutor(LookAheadExecutor):
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
         self._trust()
         return reply
+
+    async def _load_reply(self, process: RunnerConnection, limit_s: float | None) -> Reply:
+        """Receive the next reply to a load, which has its time again and again while it computes."""
+        if limit_s is None:
+            return await process.reply()
+        for _ in range(NUM_BUSY_LIMITS):
+            process.allow(limit_s)
+            before_s = self._processor_times()
+            with trio.move_on_after(LOOK * limit_s):
+                return await self._reply(process, limit_s)
+            used_s = sum(now_s - before_s.get(rank, now_s) for rank, now_s in self._processor_times().items())
+            if used_s < BUSY * LOOK * limit_s:
+                break
+        return await process.reply()
+
+    def _processor_times(self) -> dict[RunnerConnection, float]:
+        """Return the processor time of each process that loads together with this one, seconds."""
+        return {
+            each._process: each._process.processor_s for each in self.companions if each._process is not None
+        }
 
     async def _reply(self, process: RunnerConnection, limit_s: float | None) -> Reply:
         """Receive the next reply; start a standby process if it takes so long that it may never come."""

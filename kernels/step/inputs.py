@@ -76,17 +76,6 @@ def _inputs_kernel(
     tl.store(cu_query_lens_ptr + sequence, first)
     tl.store(seq_lens_ptr + sequence, start + query_len)
     tl.store(last_tokens_ptr + sequence, tl.maximum(first + query_len - 1, 0).to(tl.int64))
-    last_token = tl.load(record_ptr)
-    for at in range(0, query_len, TILE):
-        token = at + tile
-        live = token < query_len
-        said = tl.load(tokens_ptr + tokens + token, mask=live & (tokens >= 0), other=0)
-        token_id = tl.where(tokens >= 0, said, last_token)
-        position = start + token
-        block = tl.load(table_ptr + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        tl.store(token_ids_ptr + first + token, token_id.to(tl.int64), mask=live)
-        tl.store(positions_ptr + first + token, position.to(tl.int64), mask=live)
-        tl.store(slots_ptr + first + token, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=live)
     num_blocks = (start + query_len + BLOCK_SIZE - 1) // BLOCK_SIZE
     for at in range(0, num_blocks, TILE):
         place = at + tile
@@ -101,6 +90,18 @@ def _inputs_kernel(
     tl.store(top_p_ptr + sequence, tl.load(doubles_ptr + (row * RECORD + 6) // 2))
     tl.store(answers_ptr + sequence, tl.load(longs_ptr + (row * RECORD + 8) // 2))
     tl.store(answer_positions_ptr + sequence, tl.load(record_ptr + 1).to(tl.int64))
+    # Last, because nothing of it is needed elsewhere: before the rest, it takes more registers than a program has.
+    last_token = tl.load(record_ptr)
+    for at in range(0, query_len, TILE):
+        token = at + tile
+        live = token < query_len
+        said = tl.load(tokens_ptr + tokens + token, mask=live & (tokens >= 0), other=0)
+        token_id = tl.where(tokens >= 0, said, last_token)
+        position = start + token
+        block = tl.load(table_ptr + position // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        tl.store(token_ids_ptr + first + token, token_id.to(tl.int64), mask=live)
+        tl.store(positions_ptr + first + token, position.to(tl.int64), mask=live)
+        tl.store(slots_ptr + first + token, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=live)
 
 
 def make_inputs(

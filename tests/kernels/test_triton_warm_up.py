@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from typing import Any
 
 import attrs
 import pytest
@@ -108,22 +107,10 @@ OVER_FLOAT8 = tuple(
 )
 
 
-def case_of(model_and_options: tuple[str, str], dtype: str, arch: int) -> Any:
-    """Return a case; those that are known not to hold are said to fail, and must."""
-    gap = pytest.mark.xfail(strict=True, reason="the inputs of a step take two scalars through local memory")
-    return pytest.param(
-        model_and_options, dtype, arch, marks=[gap] if arch == 100 and dtype != "float32" else []
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_and_options", "dtype", "arch"),
-    [
-        case_of(*case)
-        for cases in (COMPILED, OVER_FLOAT8)
-        for case in cases[:: len(cases) // num_cases(len(cases))]
-    ],
+    [case for cases in (COMPILED, OVER_FLOAT8) for case in cases[:: len(cases) // num_cases(len(cases))]],
 )
 def test_every_binary_of_the_warm_up_compiles_without_local_memory(
     model_and_options: tuple[str, str], dtype: str, arch: int, tmp_path: os.PathLike[str]

@@ -83,6 +83,12 @@ def print_much() -> None:
     sys.stderr.flush()
 
 
+def compute_in_silence() -> None:
+    end_s = time.monotonic() + 1.5
+    while time.monotonic() < end_s:
+        pass
+
+
 MISDEEDS: dict[str, Callable[[], None]] = {
     "raise": fail_with(ValueError("planted")),
     "break_an_invariant": fail_with(InvariantViolated("planted")),
@@ -91,6 +97,8 @@ MISDEEDS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": lambda: time.sleep(60),
+    "compute": compute_in_silence,
+    "wait": lambda: time.sleep(1.0),
     "rubbish": speak_rubbish_and_live,
     "half_a_frame": say_half_a_frame,
     "another_step": lambda: say(REPLIES.pack(StepResult(999, ()))),

@@ -514,6 +514,47 @@ async def test_a_later_load_that_makes_no_progress_is_killed(
     assert "made no progress in loading the model for more than 0.5 s" in death.reason
 
 
+async def test_a_later_load_that_computes_has_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 100)  # on a machine under load
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    executor = executor_that("compute", "reload", tmp_path / "mark")
+    for _ in range(2):
+        with trio.fail_after(SOON_S):
+            assert await life(executor, first_step())
+
+
+async def test_a_load_that_computes_for_ever_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.3)
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 2)
+    executor = executor_that("compute", "reload", tmp_path / "mark")
+    await life(executor, first_step())
+    with trio.fail_after(SOON_S):
+        death = await death_of(executor)
+    assert death.is_hang
+
+
+async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 100)  # on a machine under load
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    busy = executor_that("compute", "reload", tmp_path / "busy")
+    waiting = executor_that("wait", "reload", tmp_path / "waiting")
+    for one in (busy, waiting):
+        one.companions = (busy, waiting)
+    for _ in range(2):
+        async with trio.open_nursery() as nursery:
+            for one in (busy, waiting):
+                nursery.start_soon(life, one, first_step())
+
+
 async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
