@@ -193,24 +193,25 @@ def _attention_kernel(
 
     if MANTISSA:
         accumulated = accumulated * value_scale
-    out_live = row_live[:, None] & dim_live[None, :]
+    # The rows are made once more, out of what the compiler cannot know to be the same: kept over the loop, they would need
+    # more registers than there are.
+    first_token = tl.load(cu_query_lens_ptr + sequence)
+    query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
     if not FEW:
-        # Made once more, out of what the compiler cannot know to be the same: kept over the loop, the rows would need
-        # more registers than there are.
-        first_token = tl.load(cu_query_lens_ptr + sequence)
-        query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
         first_query = (tile - first_token // QUERIES - sequence) * QUERIES
-        row = tl.arange(0, ROWS) + tl.minimum(query_len - 1, 0)  # a sequence has at least one query
-        row_query = first_query + row // GROUP
-        row_live = (row // GROUP < QUERIES) & (row_query < query_len)
-        row_head = kv_head * GROUP + row % GROUP
-        row_token = (first_token + row_query).to(tl.int64)
-        out_live = row_live[:, None] & dim_live[None, :]
+    row = tl.arange(0, ROWS) + tl.minimum(query_len - 1, 0)  # a sequence has at least one query
+    row_query = first_query + row // GROUP
+    row_live = (row // GROUP < QUERIES) & (row_query < query_len)
+    row_head = kv_head * GROUP + row % GROUP
+    out_live = row_live[:, None] & dim_live[None, :]
     if SPLIT:
+        split_row = sequence.to(tl.int64) * split_queries + row_query
+        partial = (split_row * (num_kv_heads * GROUP) + row_head) * num_segments + segment
         tl.store(max_ptr + partial, largest, mask=row_live)
         tl.store(sum_ptr + partial, total, mask=row_live)
         tl.store(out_ptr + (partial * HEAD_DIM)[:, None] + dim[None, :], accumulated, mask=out_live)
     else:
+        row_token = (first_token + row_query).to(tl.int64)
         out_row = (row_token * (num_kv_heads * GROUP) + row_head) * HEAD_DIM  # [ROWS]
         out = accumulated / tl.where(row_live, total, 1.0)[:, None]
         tl.store(out_ptr + out_row[:, None] + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=out_live)
