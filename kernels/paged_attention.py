@@ -193,8 +193,8 @@ def _attention_kernel(
 
     if MANTISSA:
         accumulated = accumulated * value_scale
-    # The rows are made once more, out of what the compiler cannot know to be the same: kept over the loop, they would need
-    # more registers than there are.
+    # The rows are made once more, out of what the compiler cannot know to be the same: kept over the loop, they would
+    # need more registers than there are.
     first_token = tl.load(cu_query_lens_ptr + sequence)
     query_len = tl.load(cu_query_lens_ptr + sequence + 1) - first_token
     if not FEW:
