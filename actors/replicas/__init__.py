@@ -1,1 +1,1 @@
-"""Replicas of an engine whose number changes."""
+"""Replicas of an engine that come, go, and stay away."""

@@ -149,9 +149,10 @@ class Agent:
                 nursery.start_soon(_until, _readable(process.life), nursery.cancel_scope)
                 nursery.start_soon(_until, _end_of(sock), nursery.cancel_scope)
             last = await process.last_message()
-            with suppress(OSError):  # what the process has sent last is delivered before its end is
-                os.set_blocking(sock.fileno(), False)
+            os.set_blocking(sock.fileno(), False)
+            with suppress(OSError):  # the engine has gone, or reads nothing any more
                 os.write(sock.fileno(), last)
+            with suppress(OSError):  # what the process has sent last is delivered before its end is
                 sock.shutdown(socket.SHUT_WR)
 
     async def _compute_behind(self, stream: trio.abc.Stream, command: Sequence[str]) -> None:

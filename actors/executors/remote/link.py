@@ -31,6 +31,7 @@ from triolet.ipc.messages import REPLIES, REQUESTS, ImportModules, Ping, Pong, P
 PING_S = 1.0  # between two pings of an idle worker
 ANSWER_S = 2.0  # for the answer to one
 PREPARE_S = 300.0  # for the imports of a fresh process, on a machine under load
+MAX_LAST_READS = 64  # of what a process has sent before its end: the event loop waits for them
 LOST = "has ended with its machine, or cannot be reached any more"
 
 
@@ -185,10 +186,11 @@ class WorkerLink(RunnerConnection):
 
     async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         await trio.lowlevel.checkpoint()
-        self._hear_the_rest()
-        self._kill()
         is_hang = is_hang and reason is not None
         reason = reason or self._cause
+        if reason is None:
+            self._hear_the_rest()
+        self._kill()
         is_lost = reason is None and self._returncode is None
         if reason is None:
             reason = LOST if self._returncode is None else describe_exit(self._returncode)
@@ -203,7 +205,9 @@ class WorkerLink(RunnerConnection):
     def _hear_the_rest(self) -> None:
         """Read how the process has ended, if that has arrived."""
         with suppress(OSError, FrameError):
-            while self._is_plain and (data := os.read(self._socket.fileno(), READ_BYTES)):
+            for _ in range(MAX_LAST_READS if self._is_plain else 0):
+                if not (data := os.read(self._socket.fileno(), READ_BYTES)):
+                    break
                 self._reader.feed(data)
                 for reply in REPLIES.messages(self._reader):
                     if isinstance(reply, ProcessEnded):

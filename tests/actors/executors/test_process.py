@@ -549,10 +549,16 @@ async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
     waiting = executor_that("wait", "reload", tmp_path / "waiting")
     for one in (busy, waiting):
         one.companions = (busy, waiting)
+    results: list[StepResult] = []
+
+    async def live(one: ProcessExecutor) -> None:
+        results.extend(await life(one, first_step()))
+
     for _ in range(2):
         async with trio.open_nursery() as nursery:
             for one in (busy, waiting):
-                nursery.start_soon(life, one, first_step())
+                nursery.start_soon(live, one)
+    assert len(results) == 4
 
 
 async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_works(
