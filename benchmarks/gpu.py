@@ -146,8 +146,8 @@ def run(options: argparse.Namespace, environment: dict[str, str], write: Write) 
         write({**summary, "seconds": round(time.monotonic() - began_s, 1), "dry_run": options.dry_run})
         return summary
 
-    first = [section for section in options.sections if section == "ceilings"]
-    others = [section for section in options.sections if section not in first]
+    first = [section for section in options.sections if section == "ceilings"]  # the others are told of them
+    others = [section for section in options.sections if section != "ceilings"]
     with ThreadPoolExecutor(os.cpu_count() if options.dry_run else 1) as pool:
         summaries = [*pool.map(summary_of, first), *pool.map(summary_of, others)]
     print(file=sys.stderr)
@@ -162,7 +162,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dry-run", action="store_true", help="run the whole on a pretended device")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of them, in this order")
+    parser.add_argument(
+        "--sections", default=",".join(SECTIONS), help="some of them, in this order, but ceilings first"
+    )
     parser.add_argument("--wheels", type=Path, default=ROOT / "build" / "gpu-wheels", help="carried wheels")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for the whole run")
     parser.add_argument("--output", type=Path, help="append the lines to this file too")
@@ -181,9 +183,8 @@ def main() -> int:
         with writing:
             print(text, flush=True)
             if options.output is not None:
-                with options.output.open(
-                    "a"
-                ) as file:  # opened for each line, so that none is lost if the run ends
+                # Opened for each line: what is written survives the end of the run.
+                with options.output.open("a") as file:
                     file.write(text + "\n")
 
     with tempfile.TemporaryDirectory() as packages:

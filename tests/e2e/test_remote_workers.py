@@ -30,6 +30,12 @@ SOON_S = 300.0  # on a machine under load
 FIELDS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 160, "num_kv_blocks": 80}
 
 
+def free_address() -> Address:
+    """Return an address of this machine at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return Address("127.0.0.1", free.getsockname()[1])
+
+
 def killing(process: int) -> Callable[[], None]:
     return partial(os.kill, process, signal.SIGKILL)
 
@@ -61,17 +67,16 @@ async def test_workers_answer_as_a_thread_and_the_death_of_one_shows_in_no_answe
     replicas: int, tmp_path: Path
 ) -> None:
     folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    address = free_address()
     async with triolet.open_engine(folder, **FIELDS) as engine:
         expected = await answers_of(engine)
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(Agent(Address("127.0.0.1", port), TOKEN).run)
+            nursery.start_soon(Agent(address, TOKEN).run)
         async with triolet.open_engine(
             folder,
             runner="remote",
-            worker_listen=f"127.0.0.1:{port}",
+            worker_listen=str(address),
             worker_token=TOKEN,
             replicas=replicas,
             **FIELDS,
@@ -93,8 +98,7 @@ async def test_workers_answer_as_a_thread_and_the_death_of_one_shows_in_no_answe
 @pytest.mark.slow
 async def test_a_machine_that_leaves_for_good_takes_no_stream_along(tmp_path: Path) -> None:
     folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = Address("127.0.0.1", free.getsockname()[1])
+    address = free_address()
     async with triolet.open_engine(folder, **FIELDS) as engine:
         expected = await answers_of(engine)
     async with trio.open_nursery() as nursery:
@@ -135,8 +139,7 @@ async def test_a_worker_beyond_the_least_computes_while_requests_wait_and_waits_
     monkeypatch.setattr(open_engine, "AutoscalePolicy", partial(AutoscalePolicy, grow_s=0.5, shrink_s=3.0))
     folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
     fields = {**FIELDS, "max_num_seqs": 2, "runner": "remote", "worker_token": TOKEN}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = Address("127.0.0.1", free.getsockname()[1])
+    address = free_address()
     async with triolet.open_engine(folder, **FIELDS) as engine:
         expected = await answers_of(engine)
     async with trio.open_nursery() as nursery:
@@ -173,8 +176,7 @@ async def test_a_worker_of_two_ranks_answers_as_a_thread_and_the_death_of_either
     tmp_path: Path,
 ) -> None:
     folder = str(make_model("llama", tmp_path / "llama", with_tokenizer=True))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = Address("127.0.0.1", free.getsockname()[1])
+    address = free_address()
     async with triolet.open_engine(folder, **FIELDS) as engine:
         expected = await answers_of(engine)
     async with trio.open_nursery() as nursery:

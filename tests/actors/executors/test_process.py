@@ -502,11 +502,16 @@ async def test_a_standby_process_imports_the_modules_of_a_load() -> None:
             await trio.sleep(0.05)
 
 
+def limit_loads_to(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
+    """Let a load after the first one be silent for so long, however long that was."""
+    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", limit_s)
+    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+
+
 async def test_a_later_load_that_makes_no_progress_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
-    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    limit_loads_to(monkeypatch, 0.5)
     executor = executor_that("hang", "reload", tmp_path / "mark")
     await life(executor, first_step())
     with trio.fail_after(SOON_S):
@@ -517,9 +522,8 @@ async def test_a_later_load_that_makes_no_progress_is_killed(
 async def test_a_later_load_that_computes_has_more_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    limit_loads_to(monkeypatch, 0.5)
     monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 100)  # on a machine under load
-    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
     executor = executor_that("compute", "reload", tmp_path / "mark")
     for _ in range(2):
         with trio.fail_after(SOON_S):
@@ -529,8 +533,7 @@ async def test_a_later_load_that_computes_has_more_time(
 async def test_a_load_that_computes_for_ever_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.3)
-    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    limit_loads_to(monkeypatch, 0.3)
     monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 2)
     executor = executor_that("compute", "reload", tmp_path / "mark")
     await life(executor, first_step())
@@ -542,9 +545,8 @@ async def test_a_load_that_computes_for_ever_is_killed(
 async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
+    limit_loads_to(monkeypatch, 0.5)
     monkeypatch.setattr(process_runner, "NUM_BUSY_LIMITS", 100)  # on a machine under load
-    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
     busy = executor_that("compute", "reload", tmp_path / "busy")
     waiting = executor_that("wait", "reload", tmp_path / "waiting")
     for one in (busy, waiting):
@@ -564,8 +566,7 @@ async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
 async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recovery_state, "MIN_LIMIT_S", 0.5)
-    monkeypatch.setattr(recovery_state, "FACTOR", 0.0)
+    limit_loads_to(monkeypatch, 0.5)
     executor = executor_that()
     await life(executor, first_step())
 
