@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from triolet.actors.executors.contract import Executor
+from triolet.actors.executors.threads import run_in_thread
 from triolet.config.engine import EngineConfig
 from triolet.core.request.lora import Adapter, AdapterTable, LoRARequest
 from triolet.core.request.model_info import LoadedModel
@@ -61,15 +62,13 @@ class AdapterRegistry:
 
     async def _load(self, request: LoRARequest) -> Adapter:
         folder = request.folder
-        adapter = Adapter.of(request, await self._run(partial(self._read, folder)))
+        adapter = Adapter.of(request, await self._digest(folder))
         await self._executor.prepare_adapter(adapter, is_pinned=self._table.is_pinned(adapter))
         return adapter
 
-    async def _run(self, function: partial[str]) -> str:
-        if self._config.runner == "inline":  # one thread, one order of events
-            await trio.lowlevel.checkpoint()
-            return function()
-        return await trio.to_thread.run_sync(function)
+    async def _digest(self, folder: Path) -> str:
+        is_inline = self._config.runner == "inline"
+        return await run_in_thread(partial(self._read, folder), "reading an adapter", is_inline=is_inline)
 
     def _read(self, folder: Path) -> str:
         # Imported here because most engines have no adapters.

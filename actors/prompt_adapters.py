@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from triolet.actors.executors.threads import run_in_thread
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import LoadedModel
 from triolet.core.request.prompt_adapter import PromptAdapterRequest, SoftPrompt
@@ -78,11 +79,10 @@ class PromptAdapterRegistry:
                 field="prompt_adapter_id",
                 got=int_id,
             )
-        read = partial(self._read, request)
-        if self._config.runner == "inline":  # one thread, one order of events
-            await trio.lowlevel.checkpoint()
-            return read()
-        return await trio.to_thread.run_sync(read)
+        is_inline = self._config.runner == "inline"
+        return await run_in_thread(
+            partial(self._read, request), "reading a prompt adapter", is_inline=is_inline
+        )
 
     def _read(self, request: PromptAdapterRequest) -> SoftPrompt:
         # Imported here because most engines have no soft prompts.

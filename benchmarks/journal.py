@@ -30,11 +30,10 @@ from triolet.config.server import GatewayConfig
 from triolet.engine.open_engine import run_engine
 from triolet.model.tokenizer.tokenizer import load_tokenizer
 from triolet.nano import PATH
-from triolet.protocol.responses.response import ResponseBuilder
 from triolet.server import create_app
 from triolet.server.responses.journal import PlainDelta, encode
 from triolet.server.responses.journal_file import open_journal
-from triolet.server.responses.resumable import JournalOfResponses
+from triolet.server.responses.resumable import JournalOfResponses, ResumableResponse
 from triolet.server.responses.service import open_gateway
 from triolet.server.transport.listener import Listener
 
@@ -74,20 +73,20 @@ class TimedJournal:
     num_noted: int = 0
     begun_s: dict[str, float] = attrs.field(factory=dict)  # by response
 
-    def note(self, answer: ResponseBuilder, owner: str | None) -> int:
+    def note(self, resumable: ResumableResponse) -> int:
         # The first reading after other work takes microseconds longer, since nothing of the clock is in the processor's
         # caches. That is no part of the journal. What a later reading takes is measured here, too, and taken off: in a
         # loop of its own it would be less.
         time.thread_time()
         before_s = time.thread_time()
         began_s = time.thread_time()  # the writer's thread takes turns with this one
-        mark = self.journal.note(answer, owner)
+        mark = self.journal.note(resumable)
         took_s = (time.thread_time() - began_s) - (began_s - before_s)
-        if answer.response_id in self.begun_s:
+        if resumable.answer.response_id in self.begun_s:
             self.took_s += took_s
             self.num_noted += 1
         else:
-            self.begun_s[answer.response_id] = took_s
+            self.begun_s[resumable.answer.response_id] = took_s
         return mark
 
     def forget(self, response_id: str) -> None:

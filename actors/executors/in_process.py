@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from triolet.actors.executors.contract import Executor, Tell
+from triolet.actors.executors.threads import run_in_thread
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
@@ -260,7 +261,8 @@ class ThreadExecutor(Executor):
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         # Not in the runner's own thread: a step must not wait for the disk.
-        await trio.to_thread.run_sync(self._kept.prepare_adapter, adapter, is_pinned)
+        prepare = partial(self._kept.prepare_adapter, adapter, is_pinned)
+        await run_in_thread(prepare, "reading an adapter")
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
         return await self._call(partial(self._kept.call, call))

@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from triolet.actors.executors.threads import run_in_thread
 from triolet.config.engine import EngineConfig
 from triolet.core.sleep import WEIGHTS, check_mode
 from triolet.engine.pause import PauseMethods
@@ -145,11 +146,7 @@ class WeightMethods(PauseMethods):
         return core.weights.version
 
     async def _work(self, function: Callable[[], None]) -> None:
-        if self.config.runner == "inline":  # one thread, one order of events
-            await trio.lowlevel.checkpoint()
-            function()
-        else:
-            await trio.to_thread.run_sync(function)
+        await run_in_thread(function, "reading weights", is_inline=self.config.runner == "inline")
 
     def _make_updates(self) -> None:
         from triolet.model.folder.exchange import new_updates_folder

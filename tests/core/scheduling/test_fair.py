@@ -18,6 +18,7 @@ from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.scheduling.budget import CostModel, TokenBudget
 from triolet.core.scheduling.policies.fair import ActiveClients, FairQueue
+from triolet.core.scheduling.policies.name_turns import NameTurns
 from triolet.core.scheduling.sequence import Sequence
 from triolet.errors import InvariantViolated
 
@@ -341,6 +342,81 @@ def test_a_client_is_throttled_for_5_seconds_after_the_last_one_with_few_request
 
 
 # -------------------------------------------------------------------------------- rows that make way
+
+
+def admitted(line: Line) -> str:
+    """The names of all waiting requests in the order in which they get a row."""
+    names = ""
+    while sequence := line.queue.next(lambda _: True):
+        names += sequence.entry.request.client or "-"
+        line.admit(sequence)
+    return names
+
+
+def test_the_names_under_one_key_take_turns_a_request_each() -> None:
+    line = Line()
+    for name in "aaaaabbc":
+        line.wait(name, owner="key")
+    assert admitted(line) == "abcabaaa"
+
+
+def test_a_name_that_begins_to_wait_starts_at_the_turn_that_is_served() -> None:
+    line = Line()
+    for _ in range(4):
+        line.wait("a", owner="key")
+    for _ in range(2):
+        sequence = line.queue.next(lambda _: True)
+        assert sequence is not None
+        line.admit(sequence)
+    for name in "bbb":
+        line.wait(name, owner="key")
+    # Two of `a` are served: `b` is behind the next one of `a` by its arrival, and has saved nothing up.
+    assert admitted(line) == "ababb"
+
+
+def test_a_priority_goes_before_the_turns_of_names() -> None:
+    line = Line()
+    for name in "aab":
+        line.wait(name, owner="key")
+    line.wait("a", owner="key", priority=-1)
+    assert line.queue.next(lambda _: True).entry.request.priority == -1  # type: ignore[union-attr]
+    assert admitted(line) == "aaba"
+
+
+def test_a_preempted_request_keeps_its_turn() -> None:
+    line = Line()
+    first = line.run("a", owner="key")
+    first.last_step = 1
+    for name in "ba":
+        line.wait(name, owner="key")
+    line.stop(first)
+    line.queue.add(first)
+    assert line.queue.next(lambda _: True) is first
+    assert [line.queue.position(one) for one in line.queue] == [0, 1, 2]
+
+
+def test_requests_without_a_key_have_no_names_below_their_client() -> None:
+    line = Line()
+    waiting = [line.wait(name) for name in "aab"]
+    assert [one.turn for one in waiting] == [1, 2, 1]
+    assert [line.queue.position(one) for one in waiting] == [0, 2, 1]
+
+
+def test_turns_of_thousands_of_names_that_came_and_went_are_forgotten() -> None:
+    turns = NameTurns()
+    turns.started(1000)
+    for number in range(5000):
+        turns.started(turns.next(f"name {number}"))
+    assert turns.next("name 0") == 6001
+    assert len(turns._latest) <= 65
+
+
+def test_a_client_without_requests_has_no_turns() -> None:
+    line = Line()
+    line.wait("b", owner="other")  # so that accounts stay open
+    line.stop(line.run("a", owner="key"))
+    assert line.queue._turns.keys() == {"other"}
+    assert line.wait("a", owner="key").turn == 1
 
 
 def test_the_last_request_of_the_client_with_most_rows_makes_way() -> None:

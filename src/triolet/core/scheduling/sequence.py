@@ -30,6 +30,7 @@ class Sequence:
     num_unknown_tokens: int = 0
     last_step: int = 0  # number of the last step that it was part of
     num_charged_tokens: int = 0  # tokens charged to its client, or free of charge
+    turn: int = 0  # its turn among the names of its client; see `policies.name_turns`
     block_table: list[int] = attrs.field(
         factory=list
     )  # its blocks in order; see `core.kv_cache.cache_groups`

@@ -60,6 +60,15 @@ class JournalDelta:
     completed_at: int = 0  # seconds since the epoch
 
 
+@attrs.define
+class JournaledResponse:
+    """Part of one response that a journal has."""
+
+    number: int
+    num_deltas: int = 0
+    num_ids: int = 0  # of the items
+
+
 @attrs.frozen
 class Replay:
     """State at the end of a journal.

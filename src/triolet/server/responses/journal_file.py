@@ -30,6 +30,7 @@ from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses.journal import (
     MAGIC,
     JournalDelta,
+    JournaledResponse,
     PlainDelta,
     begin_record,
     compact,
@@ -38,6 +39,7 @@ from triolet.server.responses.journal import (
     forget_record,
     replay,
 )
+from triolet.server.responses.resumable import ResumableResponse
 from triolet.server.responses.service import ResponsesService
 from triolet.server.responses.snapshot_file import read_file, restorer, set_aside
 
@@ -46,15 +48,6 @@ MIN_COMPACTED_BYTES: Final = 4 * 2**20
 MAX_JOURNAL_BYTES: Final = 2**30
 
 log = logging.getLogger("triolet.gateway")
-
-
-@attrs.define
-class _Journaled:
-    """Part of one response that the journal has."""
-
-    number: int
-    num_deltas: int = 0
-    num_ids: int = 0  # of the items
 
 
 @attrs.define(eq=False)
@@ -73,12 +66,12 @@ class ResponseJournal:
     num_bytes: int = attrs.field(default=0, init=False)  # length of the file
     num_errors: int = attrs.field(default=0, init=False)  # failed writes
     _file: int = attrs.field(default=-1, init=False)
-    _journaled: dict[str, _Journaled | None] = attrs.field(factory=dict, init=False)
+    _journaled: dict[str, JournaledResponse | None] = attrs.field(factory=dict, init=False)
     _num_responses: int = attrs.field(default=0, init=False)
     _max_bytes: int = attrs.field(default=MIN_COMPACTED_BYTES, init=False)  # a longer file is compacted
     _entries: list[bytes | PlainDelta] = attrs.field(factory=list, init=False)  # to be written
-    _num_noted: int = attrs.field(default=0, init=False)
-    _num_written: int = attrs.field(default=0, init=False)
+    _write_number: int = attrs.field(default=1, init=False)  # of the write that will have the entries
+    _num_writes: int = attrs.field(default=0, init=False)  # that are done
     _is_on: bool = attrs.field(default=True, init=False)  # neither closed nor failed
     _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _writes: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -96,14 +89,14 @@ class ResponseJournal:
         except OSError as error:
             raise ConfigError("journal", f"a file that can be written: {error}", str(self.path)) from error
         restorers: list[Callable[[], None]] = []
-        known: dict[str, _Journaled | None] = {}
+        known: dict[str, JournaledResponse | None] = {}
         try:
             data = read_file(self.path, MAX_JOURNAL_BYTES) or MAGIC
             found = replay(data)
             data = data[: found.num_bytes]
             for number, saved in found.responses.items():
                 restorers.append(restorer(self.gateway, saved))
-                known[saved.response_id] = _Journaled(number, len(saved.pieces), len(saved.item_ids))
+                known[saved.response_id] = JournaledResponse(number, len(saved.pieces), len(saved.item_ids))
             if found.problem is not None:
                 log.warning("%s: %s; it counts up to there", self.path, found.problem)
                 if found.is_corrupt:
@@ -137,42 +130,45 @@ class ResponseJournal:
 
     # ------------------------------------------------------------------------------------ in the loop
 
-    def note(self, answer: ResponseBuilder, owner: str | None) -> int:
+    def note(self, resumable: ResumableResponse) -> int:
         """Append what is new of a response; return a mark for `wait_written`. Never waits."""
         if not self._is_on:
             return 0
-        known = self._journaled.get(answer.response_id)
+        answer = resumable.answer
         plain, answer.plain_output = answer.plain_output, None
         # Nearly always there is one delta with text and tokens alone. Each token of each stream pays for this, between
         # other things that have taken its code and data from the processor's caches: so it is short, in one function,
-        # and only puts values into a list; the writer makes one record of all that have come meanwhile.
-        if plain is not None and known is not None and (index := known.num_deltas):
+        # reads few objects, and only puts values into a list; the writer makes one record of all that have come
+        # meanwhile.
+        if plain is not None and (known := resumable.journaled) is not None:
+            index = known.num_deltas
             known.num_deltas = index + 1
             if not (entries := self._entries):
                 self._news.unpark_all()
             entries.append((known.number, index, plain.text, plain.token_ids))
-            self._num_noted += 1
-            return self._num_noted
+            return self._write_number
+        known = self._journaled.get(answer.response_id)
         if known is None:
             if answer.response_id in self._journaled or answer.is_over:
                 return 0
-            known = self._begin(answer, owner)
+            known = self._begin(answer, resumable.owner)
         if known is not None:
             self._note_deltas(known, answer)
-        return self._num_noted
+            resumable.journaled = known if known.num_deltas else None  # the first delta is never a plain one
+        return self._latest_write()
 
-    def _begin(self, answer: ResponseBuilder, owner: str | None) -> _Journaled | None:
+    def _begin(self, answer: ResponseBuilder, owner: str | None) -> JournaledResponse | None:
         snapshot = self.gateway.engine.snapshot(answer.response_id)
         history = answer.history()
         if not snapshot.requests or history is None:  # of another model of this server, or dropped already
             self._journaled[answer.response_id] = None
             return None
-        known = self._journaled[answer.response_id] = _Journaled(self._num_responses)
+        known = self._journaled[answer.response_id] = JournaledResponse(self._num_responses)
         self._num_responses += 1
         self._append(begin_record(known.number, SavedResponse.of(answer, history, owner, None), snapshot))
         return known
 
-    def _note_deltas(self, known: _Journaled, answer: ResponseBuilder) -> None:
+    def _note_deltas(self, known: JournaledResponse, answer: ResponseBuilder) -> None:
         pieces, output, reason, completed_at = answer.growth(known.num_deltas)
         if answer.is_over and reason is None:  # it has failed, or was cancelled
             self.forget(answer.response_id)
@@ -210,17 +206,20 @@ class ResponseJournal:
         if not self._entries:  # else the writer has not read the news
             self._news.unpark_all()
         self._entries.append(entry)
-        self._num_noted += 1
+
+    def _latest_write(self) -> int:
+        """Return the number of the write that has, or will have, the latest entry."""
+        return self._write_number if self._entries else self._write_number - 1
 
     async def wait_written(self, mark: int) -> None:
         """Wait until the records up to a mark of `note` are written, or can no longer be."""
-        while self._num_written < mark and not self.num_errors:
+        while self._num_writes < mark and not self.num_errors:
             await self._writes.park()
 
     async def close(self) -> None:
         """Write the last records; nothing is noted any more."""
         self._is_on = False
-        await self.wait_written(self._num_noted)
+        await self.wait_written(self._latest_write())
 
     # -------------------------------------------------------------------------------------- the writer
 
@@ -231,10 +230,10 @@ class ResponseJournal:
                 while not self._entries:
                     await self._news.park()
                 entries, self._entries = self._entries, []
-                mark = self._num_noted
+                self._write_number += 1
                 live = {known.number for known in self._journaled.values() if known is not None}
                 await self.in_thread(lambda entries=entries, live=live: self._write(encode(entries), live))  # type: ignore[misc]
-                self._num_written = mark
+                self._num_writes += 1
                 self._writes.unpark_all()
         except (OSError, RuntimeError, SnapshotError) as error:
             self.num_errors += 1

@@ -23,6 +23,7 @@ import trio
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
+from triolet.server.responses.journal import JournaledResponse
 from triolet.server.responses.vendor_events import PROGRESS_TYPES
 
 Generate = Callable[
@@ -39,7 +40,7 @@ MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one clie
 class JournalOfResponses(Protocol):
     """Journal that the responses are appended to; see `journal_file`."""
 
-    def note(self, answer: ResponseBuilder, owner: str | None) -> int: ...
+    def note(self, resumable: ResumableResponse) -> int: ...
 
     def forget(self, response_id: str) -> None: ...
 
@@ -61,6 +62,7 @@ class ResumableResponse:
     is_dropped: bool = False  # whether it can be resumed no more
     num_readers: int = 0
     is_done: bool = False
+    journaled: JournaledResponse | None = None  # what the journal has of it; None before its first delta
     journal_mark: int = 0  # of its latest record
     waits_for_readers: bool = True  # whether it is generated only as fast as it is read
     # Latest vendor event of each type: the response logs numbered events only.
@@ -277,7 +279,7 @@ class ResumableResponses:
         def emit(events: Sequence[Event]) -> None:
             self._count(resumable)
             if self.journal is not None and not resumable.is_dropped:
-                resumable.journal_mark = self.journal.note(answer, resumable.owner)
+                resumable.journal_mark = self.journal.note(resumable)
             resumable.emit(events)
 
         try:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from triolet.core.recovery.supervision import typed_shortages
+from triolet.actors.executors.threads import run_in_thread
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 
@@ -41,8 +41,7 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
     turn = turns.setdefault(client, trio.CapacityLimiter(1))
     try:
         async with turn:
-            with typed_shortages("parsing a request"):
-                return await trio.to_thread.run_sync(work, limiter=limiter)
+            return await run_in_thread(work, "parsing a request", limiter=limiter)
     finally:
         if not turn.borrowed_tokens and turns.get(client) is turn:
             del turns[client]  # a client that left shall not be remembered for ever

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from triolet.core.journal import JournalEntry
 from triolet.core.scheduling.budget import SchedulerConfig, TokenBudget
@@ -130,11 +130,11 @@ def by_order(sequence: Sequence) -> Order:
     return sequence.order
 
 
-def check_order(line: List[Sequence]) -> None:
-    """Check that a list of requests is sorted.
+def check_order(line: List[Sequence], key: Callable[[Sequence], Any] = by_order) -> None:
+    """Check that a list of requests is sorted by a key.
 
     Raises:
         InvariantViolated: two of them have changed places.
     """
-    if any(a.order >= b.order for a, b in pairwise(line)):
+    if any(a >= b for a, b in pairwise(map(key, line))):
         raise InvariantViolated("requests are out of order")

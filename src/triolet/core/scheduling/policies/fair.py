@@ -15,7 +15,8 @@ served of the waiting clients has had. What it was served beyond that it still o
 has no more than its share from then on, and leaving and coming back gains nothing. While no request waits, all accounts
 are closed.
 
-Requests of one client are served by priority, then in order of arrival. Requests without a client are one client.
+Requests of one client are served by priority, then its names take turns (`name_turns`), then in order of arrival.
+Requests without a client are one client.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import attrs
 
 from triolet.core.journal import JournalEntry
 from triolet.core.scheduling.budget import SchedulerConfig, TokenBudget
-from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQueue, by_order, check_order
+from triolet.core.scheduling.policies.base import MayRun, Overtaking, WaitingQueue, check_order
+from triolet.core.scheduling.policies.name_turns import NameTurns
 from triolet.core.scheduling.sequence import Order, Sequence
 from triolet.errors import InvariantViolated
 
@@ -128,7 +130,8 @@ class FairQueue(WaitingQueue):
     def __init__(self, config: SchedulerConfig, budget: TokenBudget) -> None:
         super().__init__(config, budget)
         self._active = ActiveClients()
-        self._queues: dict[Client, list[Sequence]] = {}  # none is empty
+        self._queues: dict[Client, list[Sequence]] = {}  # none is empty; each sorted `by_turn`
+        self._turns: dict[Client, NameTurns] = {}  # of clients with requests
         self._num_rows: Counter[Client] = Counter()
         self._served: OrderedDict[Client, int] = OrderedDict()
         self._floor = 0
@@ -164,14 +167,17 @@ class FairQueue(WaitingQueue):
             self._served[client] = max(self.served(client), self._floor)
             self._served.move_to_end(client)
             self._queues[client] = []
-        insort(self._queues[client], sequence, key=by_order)
+        if not sequence.turn:  # else it was preempted and keeps it
+            name = sequence.entry.request.client
+            sequence.turn = self._turns.setdefault(client, NameTurns()).next(name)
+        insort(self._queues[client], sequence, key=by_turn)
         was_preempted = sequence.last_step > 0
         self._active.set_num_requests(client, self._num_requests(client), moves=was_preempted)
 
     def remove(self, sequence: Sequence) -> None:
         client = client_of(sequence)
         queue = self._queues[client]
-        del queue[bisect_left(queue, sequence.order, key=by_order)]
+        del queue[bisect_left(queue, by_turn(sequence), key=by_turn)]
         if not queue:
             self._raise_floor()
             del self._queues[client]
@@ -182,7 +188,7 @@ class FairQueue(WaitingQueue):
     def position(self, sequence: Sequence) -> int:
         # As if every waiting client got its turn once a round.
         own = client_of(sequence)
-        index = bisect_left(self._queues[own], sequence.order, key=by_order)
+        index = bisect_left(self._queues[own], by_turn(sequence), key=by_turn)
         return index + sum(
             min(len(queue), index + (self._rank(client) < self._rank(own)))
             for client, queue in self._queues.items()
@@ -299,6 +305,7 @@ class FairQueue(WaitingQueue):
     def started(self, sequence: Sequence) -> None:
         client = client_of(sequence)
         self._num_rows[client] += 1
+        self._turns.setdefault(client, NameTurns()).started(sequence.turn)
         self._active.set_num_requests(client, self._num_requests(client), moves=True)
         # Tokens found in the prefix cache are free.
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
@@ -325,6 +332,8 @@ class FairQueue(WaitingQueue):
 
     def _settle(self, client: Client) -> None:
         """Close all accounts if no client is owed anything, or this one if it is idle and owes nothing."""
+        if self._is_idle(client):
+            self._turns.pop(client, None)
         if not self._is_contended:
             self._close_accounts()
         elif self._is_idle(client) and self.served(client) <= self._floor:
@@ -346,11 +355,17 @@ class FairQueue(WaitingQueue):
 
     def check(self) -> None:
         for queue in self._queues.values():
-            check_order(queue)
+            check_order(queue, by_turn)
         if not all(self._queues.values()):
             raise InvariantViolated("a client without waiting requests is in the queue")
         if min(self._num_rows.values(), default=1) < 1:
             raise InvariantViolated(f"clients run at least one request each; got {dict(self._num_rows)}")
+
+
+def by_turn(sequence: Sequence) -> tuple[float, int, int]:
+    """Return the sort key of a request among those of its client."""
+    priority, serial = sequence.order
+    return (priority, sequence.turn, serial)
 
 
 def client_of(sequence: Sequence) -> Client:
