@@ -68,7 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"slow tests have had their {limit_s:.0f} s on this machine")
 
 
+def pytest_sessionstart() -> None:
+    gc.disable()  # until all is collected: it makes hundreds of thousands of objects that stay
+
+
 def pytest_collection_finish() -> None:
+    gc.enable()
     # A run has more than a million objects, and each engine that opens would collect them all: half a second of each
     # test. Engines leave garbage collection alone in a program that has frozen its objects.
     gc.collect()

@@ -92,10 +92,12 @@ def opens_scope(item: ast.withitem) -> bool:
 
 def own_nodes(parent: ast.AST) -> Iterator[ast.AST]:
     """The nodes below `parent`, not those of functions defined inside it."""
-    for child in ast.iter_child_nodes(parent):
+    waiting = [*ast.iter_child_nodes(parent)]
+    while waiting:
+        child = waiting.pop()
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield child
-            yield from own_nodes(child)
+            waiting += ast.iter_child_nodes(child)
 
 
 def opens_unbounded_channel(tree: ast.Module) -> Iterator[ast.AST]:

@@ -114,6 +114,7 @@ async def test_so_does_each_of_a_few_that_come_together(
     assert max(times_s) <= 2 * alone_s + 1e-9
 
 
+@pytest.mark.slow
 async def test_under_fcfs_the_light_client_waits_for_the_hundred(autojump_clock: MockClock) -> None:
     served: Counter[str] = Counter()
     async with fake_engine(roomy(), **LIMITS, policy="fcfs") as engine:

@@ -71,7 +71,7 @@ def first(output: RequestOutput) -> tuple[str, FinishReason | None]:
     return output.text, output.finish_reason
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", "process"])
+@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
 async def test_random_weights_give_json_that_follows_its_schema(folder: Path, runner: str) -> None:
     async with opened(folder, runner=runner) as engine:
         for seed in range(5):
@@ -434,6 +434,7 @@ async def test_hostile_forms_end_as_an_answer_or_an_error_and_the_same_engine_go
     assert "must be a grammar that can be compiled" in endings["unknown notation"]
 
 
+@pytest.mark.slow
 async def test_forms_beyond_the_limit_take_the_place_of_the_least_used(folder: Path) -> None:
     async with opened(folder, max_grammars=2) as engine:
         for _ in range(2):
@@ -442,6 +443,7 @@ async def test_forms_beyond_the_limit_take_the_place_of_the_least_used(folder: P
                 assert (await engine.complete([1], params(form))).text == word
 
 
+@pytest.mark.slow
 async def test_many_forms_at_once_wait_for_each_other(folder: Path) -> None:
     texts: dict[int, str] = {}
     async with opened(folder, max_grammars=2) as engine:
@@ -456,7 +458,7 @@ async def test_many_forms_at_once_wait_for_each_other(folder: Path) -> None:
     assert texts == {index: f"word {index}" for index in range(8)}
 
 
-@pytest.mark.parametrize("num_times", [1, 2])
+@pytest.mark.parametrize("num_times", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_a_question_that_the_actor_loses_is_found_by_the_watchdog_which_names_it(
     folder: Path, num_times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ print(*output.outputs[0].token_ids)
 """
 
 
+@pytest.mark.slow
 def test_it_is_imported_and_driven_without_trio() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{ROOT}"}
     ran = subprocess.run(

@@ -111,6 +111,7 @@ def test_nano_counts_from_1_to_20() -> None:
     assert counted.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_conversation_with_nano_can_be_interrupted_and_goes_on(tmp_path: Path) -> None:
     with terminal("triolet", "chat", home=tmp_path) as chat:
         assert "triolet-nano · native · " in chat.expect("› ")

@@ -102,7 +102,7 @@ def with_another_shape(folder: Path) -> EngineConfig:
     [
         (ModelNotFound, lambda folder: EngineConfig(model=str(folder / "elsewhere"))),
         pytest.param(ModelFileError, without_weights, marks=pytest.mark.slow),
-        (WeightsMismatch, with_another_shape),
+        pytest.param(WeightsMismatch, with_another_shape, marks=pytest.mark.slow),
         pytest.param(
             ConfigError,
             lambda folder: EngineConfig(model=str(folder), max_model_len=10_000),
@@ -123,6 +123,7 @@ async def test_a_model_that_can_not_be_loaded_is_refused_with_the_same_words_as_
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_the_example_kills_its_runner_and_prints_four_unbroken_stories() -> None:
     ran = subprocess.run(
         [sys.executable, ROOT / "examples/crash.py"],

@@ -29,7 +29,7 @@ from triolet.errors import (
     UnsupportedFeature,
 )
 
-RUNNERS = ("thread", "process")
+RUNNERS = ("thread", pytest.param("process", marks=pytest.mark.slow))
 LONG = tuple((7 * index) % 250 for index in range(150))
 PROMPTS: tuple[tuple[int, ...], ...] = (
     *(tuple((11 * index + 3 * place) % 250 for place in range(1 + 5 * index)) for index in range(15)),

@@ -102,6 +102,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--model", str(path), "--tokenizer", str(PATH), "--num-kv-blocks", "64"]
 
 
+@pytest.mark.slow
 def test_a_file_answers_in_the_terminal(nano: list[str]) -> None:
     command = [sys.executable, "-m", "triolet", "chat", "-q", "Count from 3 to 9, please.", *nano]
     done = subprocess.run(

@@ -102,6 +102,7 @@ def test_counting_from_1_to_20_is_exact_and_stops_by_itself(
     assert tokenizer.decode(ids) == ", ".join(map(str, range(1, 21))) + ".<|end|>"
 
 
+@pytest.mark.slow
 def test_counting_down_from_100_goes_on_for_hundreds_of_tokens_and_stops(
     tokenizer: Any, generate: Callable[..., list[int]]
 ) -> None:

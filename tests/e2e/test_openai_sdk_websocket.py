@@ -244,6 +244,7 @@ def test_a_response_is_steered(client: Any) -> None:
         assert until_ended(connection)[-1].type == "response.incomplete"
 
 
+@pytest.mark.slow
 def test_leaving_in_the_middle_of_a_stream_frees_everything(client: Any, server: Server) -> None:
     num_before = server.metrics()[ABORTED]
     with client.responses.connect() as connection:

@@ -59,7 +59,7 @@ async def open_engine(case: Case, **fields: Any) -> AsyncIterator[Engine]:
     assert statistics.kv_blocks_free + statistics.kv_blocks_cached == statistics.kv_blocks_total
 
 
-@pytest.fixture(params=["", "torch"], ids=["C++", "torch"])
+@pytest.fixture(params=["", pytest.param("torch", marks=pytest.mark.slow)], ids=["C++", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
         from triolet.model import load
@@ -126,6 +126,7 @@ async def test_layers_with_windows_leave_their_blocks_to_full_attention(mixed: C
         assert await answer(engine, mixed.prompts[8], GREEDY) == mixed.answers[8]
 
 
+@pytest.mark.slow
 async def test_in_cache_groups_of_several_layers_the_last_of_them_smaller(tmp_path: Path) -> None:
     types = ["full_attention" if index in (2, 5) else "sliding_attention" for index in range(11)]
     case = made_case("gemma3", tmp_path, num_hidden_layers=11, layer_types=types)

@@ -187,6 +187,7 @@ async def test_a_damaged_file_is_computed_again_and_never_read(
                     await trio.sleep(0.001)
 
 
+@pytest.mark.slow
 async def test_files_make_way_when_they_take_more_than_they_may(model: Path, tmp_path: Path) -> None:
     await answered(model, tmp_path)
     size = files_of(tmp_path)[0].stat().st_size
@@ -233,6 +234,7 @@ async def test_a_folder_that_cannot_be_used_is_refused_by_name(model: Path, tmp_
             pass
 
 
+@pytest.mark.slow
 async def test_files_of_others_are_left_alone(model: Path, tmp_path: Path) -> None:
     await answered(model, tmp_path)
     [folder] = {path.parent for path in files_of(tmp_path)}
@@ -244,7 +246,9 @@ async def test_files_of_others_are_left_alone(model: Path, tmp_path: Path) -> No
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "runner", ["inline", *(pytest.param(one, marks=pytest.mark.slow) for one in ("thread", "process"))]
+)
 async def test_after_a_call_that_changes_weights_nothing_is_read_or_written(
     model: Path, tmp_path: Path, runner: str
 ) -> None:
@@ -314,6 +318,7 @@ async def test_a_prompt_that_is_all_an_engine_computes_is_stored(
     assert len(files_of(tmp_path)) == FULL // 16
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_prompt_makes_room_before_its_beginning(model: Path, tmp_path: Path) -> None:
     async with open_engine(model, tmp_path) as engine:
         await engine.complete(PROMPT, SamplingParams(max_tokens=1))
@@ -343,6 +348,7 @@ def test_a_store_that_is_let_go_goes_on_writing_and_is_not_waited_for_long(
     assert len(files_of(tmp_path)) == 1
 
 
+@pytest.mark.slow
 async def test_two_engines_together_stay_within_the_bound(model: Path, tmp_path: Path) -> None:
     await answered(model, tmp_path / "probe")
     bound = 60 * files_of(tmp_path / "probe")[0].stat().st_size

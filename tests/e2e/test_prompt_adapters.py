@@ -120,7 +120,7 @@ async def answer(
     ("family", "kind"),
     [
         ("qwen3", "PROMPT_TUNING"),  # the C++ step, where there is a compiler
-        ("qwen3", "PREFIX_TUNING"),
+        pytest.param("qwen3", "PREFIX_TUNING", marks=pytest.mark.slow),
         pytest.param("qwen3", "P_TUNING", marks=pytest.mark.slow),
         # the torch decoder, with a scale of the embedding; and with learned positions
         pytest.param("gemma3", "PROMPT_TUNING", marks=pytest.mark.slow),
@@ -180,6 +180,7 @@ async def test_a_killed_runner_changes_no_answer(base: Path, tmp_path: Path) -> 
     assert found == [expected(base, folder, PROMPTS[1], 60) for folder in folders]
 
 
+@pytest.mark.slow
 async def test_a_snapshot_goes_on_with_the_same_contents_or_not_at_all(base: Path, tmp_path: Path) -> None:
     folder = make_prompt_adapter(base, tmp_path / "soft", "PROMPT_TUNING", 5)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -257,6 +258,7 @@ async def test_a_bad_prompt_adapter_fails_its_request_alone_and_names_file_and_f
             pytest.fail("it has started")
 
 
+@pytest.mark.slow
 async def test_the_prefix_root_is_the_contents_so_that_a_changed_folder_finds_no_stale_block(
     base: Path, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("llama-plain", tmp_path_factory.mktemp("model"), with_tokenizer=True)
 
 
+@pytest.mark.slow
 async def test_sixty_requests_answer_alone_as_they_do_together(folder: Path) -> None:
     num_preemptions, differing = await check(folder, 60)
     assert num_preemptions > 0

@@ -63,6 +63,7 @@ def yes_scores(folder: Path, prompts: list[str]) -> list[float]:
     return [float(one.softmax(dim=0)[1]) for one in logits]
 
 
+@pytest.mark.slow
 async def test_a_reranker_of_two_tokens_gets_the_prompt_of_its_model_card(reranker: Path) -> None:
     expected = yes_scores(
         reranker, [PROMPT.format(instruction=INSTRUCTION, query=QUERY, document=text) for text in DOCUMENTS]
@@ -102,6 +103,7 @@ async def test_a_model_of_embeddings_scores_by_the_cosine_and_computes_each_text
     close(found, [float(functional.cosine_similarity(vectors[0], one, dim=0)) for one in vectors[1:]])
 
 
+@pytest.mark.slow
 async def test_a_classifier_of_one_label_reads_both_texts_as_its_tokenizer_joins_them(tmp_path: Path) -> None:
     folder = make_model("llama-plain", tmp_path / "tiny", with_tokenizer=True)
     reference = transformers.LlamaForSequenceClassification.from_pretrained(folder, num_labels=1).eval()

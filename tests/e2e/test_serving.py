@@ -81,7 +81,9 @@ async def num_steps_of_a_killed(command: list[str], engine: Engine) -> int:
     return engine.statistics().steps - num_before
 
 
-@pytest.mark.parametrize("path", LONG)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=() if path == "/v1/responses" else pytest.mark.slow) for path in LONG]
+)
 async def test_a_client_that_is_killed_frees_its_blocks_with_the_step_in_flight(path: str) -> None:
     async with listening() as (engine, port):
         assert (
@@ -200,6 +202,7 @@ def test_what_runs_when_the_signal_comes_ends_with_a_word(server: Server) -> Non
     assert server.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once() -> None:
     with serve("--grace-period", "600") as server:
         clients = [stalled_client(server.port) for _ in range(2)]

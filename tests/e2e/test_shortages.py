@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors as Linux does")
 @pytest.mark.parametrize(
-    ("num_rounds", "num_streams"), [(20, 8), pytest.param(100, 16, marks=pytest.mark.slow)]
+    ("num_rounds", "num_streams"), [(5, 8), pytest.param(100, 16, marks=pytest.mark.slow)]
 )
 def test_without_descriptors_only_the_requests_that_need_one_fail_and_later_ones_are_served(
     num_rounds: int, num_streams: int, tmp_path: Path

@@ -72,7 +72,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("qwen3", tmp_path_factory.mktemp("model"), with_tokenizer=True)
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "runner", ["thread", *(pytest.param(one, marks=pytest.mark.slow) for one in ("inline", "process"))]
+)
 async def test_answers_are_the_same_with_and_without_drafts(folder: Path, runner: str) -> None:
     requests = make_requests(21)
     fields: dict[str, Any] = {"dtype": "float32", "block_size": 4, "max_model_len": 128, "num_kv_blocks": 400}

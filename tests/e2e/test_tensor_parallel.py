@@ -103,6 +103,7 @@ def config_of(folder: Path, size: int) -> EngineConfig:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answer(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "llama", with_tokenizer=True)
     async with triolet.open_engine(config_of(folder, 1)) as engine:
@@ -179,9 +180,12 @@ async def test_kills_and_stops_of_ranks_at_any_time_change_no_answer_and_leave_n
 
 @pytest.mark.parametrize(
     ("overrides", "rule"),
-    [({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads"),
-     ({"intermediate_size": 81}, "intermediate size, 81"), ({"vocab_size": 301}, "vocabulary, 301")],
-)  # fmt: skip
+    [
+        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads"),
+        pytest.param({"intermediate_size": 81}, "intermediate size, 81", marks=pytest.mark.slow),
+        pytest.param({"vocab_size": 301}, "vocabulary, 301", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_size_that_does_not_divide_the_model_is_refused_by_name(
     tmp_path: Path, overrides: dict[str, Any], rule: str
 ) -> None:

@@ -107,6 +107,7 @@ async def test_ten_thousand_connections_leave_nothing_behind() -> None:
         assert resident[-1] <= 1.02 * resident[num_rounds // 2]
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_and_ends_the_command() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -19,7 +21,7 @@ from tests.actors.harness import (
     assert_all_blocks_back,
     fake_engine,
 )
-from triolet import SamplingParams, TokenStream, open_engine
+from triolet import LoRARequest, PromptAdapterRequest, SamplingParams, TokenStream, open_engine
 from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
@@ -33,6 +35,7 @@ from triolet.errors import (
     UnsupportedFeature,
     WrongTrioRun,
 )
+from triolet.ipc.snapshot import Snapshot
 from triolet.nano import PATH
 
 LONG = SamplingParams(max_tokens=100, seed=1)
@@ -372,29 +375,76 @@ async def test_open_engine_takes_only_the_name_of_a_model() -> None:
 # ------------------------------------------------------------------------------ another thread or run
 
 
-USES: list[Callable[[Engine], object]] = [
-    lambda engine: engine.generate([1, 2, 3], SHORT),
-    lambda engine: engine.abort("mine"),
-    lambda engine: engine.statistics(),
-    lambda engine: engine.status("mine"),
-    lambda engine: engine.requests(),
-    lambda engine: engine.reset_prefix_cache(),
-    lambda engine: engine.snapshot(),
-    lambda engine: engine.check_health(),
-    lambda engine: engine.tell_stat_loggers(),
-    lambda engine: engine.shut_down(),
-]
+LORA = LoRARequest("a", 1, "/nowhere")
+SOFT = PromptAdapterRequest("s", 1, "/nowhere")
+
+# By the method's name; what reads the next value of a stream is in the next test.
+USES: dict[str, Callable[[Engine], object]] = {
+    "abort": lambda engine: engine.abort("mine"),
+    "add_lora": lambda engine: engine.add_lora(LORA),
+    "add_prompt_adapter": lambda engine: engine.add_prompt_adapter(SOFT),
+    "add_stat_logger": lambda engine: engine.add_stat_logger(Mock()),
+    "apply_model": lambda engine: engine.apply_model("report"),
+    "check_health": lambda engine: engine.check_health(),
+    "collective_rpc": lambda engine: engine.collective_rpc("report"),
+    "complete": lambda engine: engine.complete([1, 2, 3], SHORT),
+    "drain": lambda engine: engine.drain(float("inf")),
+    "embed": lambda engine: engine.embed([1, 2, 3]),
+    "encode": lambda engine: engine.encode([1, 2, 3]),
+    "encode_all": lambda engine: engine.encode_all([[1, 2, 3]]),
+    "follow_restarts": lambda engine: engine.follow_restarts(),
+    "generate": lambda engine: engine.generate([1, 2, 3], SHORT),
+    "pause_generation": lambda engine: engine.pause_generation(),
+    "pin_lora": lambda engine: engine.pin_lora(1),
+    "reload_weights": lambda engine: engine.reload_weights("/nowhere"),
+    "remove_lora": lambda engine: engine.remove_lora(1),
+    "remove_prompt_adapter": lambda engine: engine.remove_prompt_adapter(1),
+    "remove_stat_logger": lambda engine: engine.remove_stat_logger(Mock()),
+    "requests": lambda engine: engine.requests(),
+    "reset_prefix_cache": lambda engine: engine.reset_prefix_cache(),
+    "resume": lambda engine: engine.resume(Snapshot(architecture="", vocab_size=0)),
+    "resume_generation": lambda engine: engine.resume_generation(),
+    "score": lambda engine: engine.score("a", "b"),
+    "shut_down": lambda engine: engine.shut_down(),
+    "sleep": lambda engine: engine.sleep(),
+    "sleep_when_idle": lambda engine: engine.sleep_when_idle(),
+    "snapshot": lambda engine: engine.snapshot(),
+    "start_profile": lambda engine: engine.start_profile(),
+    "statistics": lambda engine: engine.statistics(),
+    "status": lambda engine: engine.status("mine"),
+    "stop_profile": lambda engine: engine.stop_profile(),
+    "tell_stat_loggers": lambda engine: engine.tell_stat_loggers(),
+    "update_weights": lambda engine: engine.update_weights({}),
+    "wake_up": lambda engine: engine.wake_up(),
+}
+# They read what no task changes amid a call.
+READS = {
+    "cache_config", "default_sampling_params", "list_loras", "list_prompt_adapters", "loras", "plan_scoring",
+    "prompt_adapters",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("use", USES)
+def test_every_method_is_known_to_the_test_below() -> None:
+    methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction) if not name.startswith("_")}
+    assert methods == USES.keys() | READS
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_use_from_another_threads_run_is_refused_and_harms_nothing(
     use: Callable[[Engine], object],
 ) -> None:
     async def elsewhere(engine: Engine) -> None:
-        use(engine)
+        used = use(engine)
+        if inspect.isawaitable(used):
+            await used
+
+    def outside_of_trio(engine: Engine) -> None:
+        used = use(engine)
+        if inspect.iscoroutine(used):
+            used.send(None)
 
     async with fake_engine() as engine:
-        for call in (lambda: trio.run(elsewhere, engine), lambda: use(engine)):
+        for call in (lambda: trio.run(elsewhere, engine), lambda: outside_of_trio(engine)):
             with pytest.raises(WrongTrioRun, match=r"from another thread, use trio\.from_thread"):
                 await trio.to_thread.run_sync(call)
         output = await engine.complete([1, 2, 3], SHORT)
@@ -402,7 +452,7 @@ async def test_a_use_from_another_threads_run_is_refused_and_harms_nothing(
 
 
 async def test_a_stream_is_entered_and_read_in_the_engines_own_run() -> None:
-    async def read(stream: TokenStream) -> None:
+    async def read(stream: AsyncIterator[object]) -> None:
         await anext(stream)
 
     async def enter(stream: TokenStream) -> None:
@@ -412,6 +462,10 @@ async def test_a_stream_is_entered_and_read_in_the_engines_own_run() -> None:
     async with fake_engine() as engine:
         with pytest.raises(WrongTrioRun):
             await trio.to_thread.run_sync(trio.run, enter, engine.generate([1, 2, 3], SHORT))
+        restarts = engine.follow_restarts()
+        with pytest.raises(WrongTrioRun):
+            await trio.to_thread.run_sync(trio.run, read, restarts)
+        assert await anext(restarts) == ()
         async with engine.generate([1, 2, 3], SHORT) as stream:
             with pytest.raises(WrongTrioRun):
                 await trio.to_thread.run_sync(trio.run, read, stream)

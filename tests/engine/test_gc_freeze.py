@@ -43,6 +43,7 @@ def run(story: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_while_an_engine_is_open_collections_do_not_look_at_what_was_there_before() -> None:
     run(
         """
@@ -60,6 +61,7 @@ def test_while_an_engine_is_open_collections_do_not_look_at_what_was_there_befor
     )
 
 
+@pytest.mark.slow
 def test_engines_that_are_opened_in_turns_leave_nothing_behind() -> None:
     run(
         """

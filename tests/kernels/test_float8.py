@@ -197,7 +197,7 @@ def float8_case(
 
 
 @on_every_triton_target
-@DTYPES
+@pytest.mark.parametrize("dtype", [E4M3, pytest.param(E5M2, marks=pytest.mark.slow)], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("segment_tokens", [None, 64])
 @pytest.mark.parametrize(
     ("options", "sizes"),

@@ -132,7 +132,7 @@ def test_a_step_without_tokens_launches_nothing(target: Target) -> None:
 
 @on_every_triton_target
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 65}], ids=["plain", "window"])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("group", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_lengths_that_only_the_device_knows_change_no_bit(
     target: Target, options: dict[str, Any], group: int
 ) -> None:
@@ -208,6 +208,7 @@ def test_tiles_of_keys_that_all_queries_see_agree_with_those_of_which_some_see_a
     agrees_with_reference(case, target, **options)
 
 
+@pytest.mark.slow
 @on_every_triton_target
 def test_lengths_of_the_host_may_be_bounds_and_the_bits_stay(target: Target) -> None:
     # A graph is captured once, and replayed over other lengths: its grid cannot follow them.

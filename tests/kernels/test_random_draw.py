@@ -66,7 +66,7 @@ def draws_in_torch(
 @pytest.mark.parametrize(
     ("vocab_size", "num_rows"),
     [
-        (1, 4), (2, 10), (40, 40), (TILE, 4), (TILE + 1, 4), (3003, 2),
+        (1, 4), (2, 10), (40, 10), (TILE, 4), (TILE + 1, 4), (3003, 2),
         pytest.param(300, num_cases(5000), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -136,6 +136,7 @@ def test_exactly_the_tokens_that_are_kept_are_drawn(
     assert set(tokens.tolist()) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of sums of infinities in the interpreter
 def test_a_row_without_numbers_gets_some_token_and_changes_no_other() -> None:
     logits = torch.randn(5, 70)
@@ -148,6 +149,7 @@ def test_a_row_without_numbers_gets_some_token_and_changes_no_other() -> None:
         assert 0 <= tokens[2] < 70
 
 
+@pytest.mark.slow
 def test_a_row_gets_the_same_token_alone_and_beside_others() -> None:
     roll = random.Random(1)
     params = [make_params(roll) for _ in range(12)]

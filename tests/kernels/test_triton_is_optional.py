@@ -37,6 +37,7 @@ def test_a_step_on_the_cpu_does_not_import_triton() -> None:
     assert run_python(CPU_STEP.format(prelude="")) == "False"
 
 
+@pytest.mark.slow
 def test_a_step_on_the_cpu_works_where_triton_is_not_installed() -> None:
     assert run_python(CPU_STEP.format(prelude="sys.modules['triton'] = None")) == "True"  # the bar itself
 

@@ -99,7 +99,9 @@ def answers(
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
-@pytest.mark.parametrize("num_guesses", [1, 4, 9])
+@pytest.mark.parametrize(
+    "num_guesses", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
+)
 def test_every_answer_is_the_same_with_and_without_drafts_whatever_else_happens(
     num_guesses: int, mode: str
 ) -> None:

@@ -528,6 +528,7 @@ def test_a_set_up_that_can_not_work_is_refused_by_name(
         load_runner(EngineConfig(**({"model": str(folder), "device": "cpu"} | fields)))
 
 
+@pytest.mark.slow
 def test_a_real_model_answers_as_transformers_does_whatever_is_preempted_chunked_or_cached(
     folder: Path,
 ) -> None:

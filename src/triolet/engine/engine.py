@@ -67,14 +67,17 @@ class RestartStream:
     The first value is that of now, empty if none is. Values that were not read in time are left out.
     """
 
-    def __init__(self, log: RestartLog, progress: ActorProgress, availability: Availability) -> None:
-        self._log, self._progress, self._availability = log, progress, availability
+    def __init__(
+        self, log: RestartLog, progress: ActorProgress, availability: Availability, run: TrioRunGuard
+    ) -> None:
+        self._log, self._progress, self._availability, self._run = log, progress, availability, run
         self._shown: tuple[str, ...] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[str, ...]:
+        self._run.check()
         await trio.lowlevel.checkpoint()
         while self._availability.is_serving and self._availability.death is None:
             restarting = tuple(sorted(self._log.restarting))
@@ -222,7 +225,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
     def follow_restarts(self) -> RestartStream:
         """Return an iterator over changes of `statistics().restarting`, which ends with the engine."""
         self._run.check()
-        return RestartStream(self._restart_log, self._progress, self._availability)
+        return RestartStream(self._restart_log, self._progress, self._availability, self._run)
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request, also for a while after it ended; None for an unknown id."""
@@ -360,6 +363,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             InvalidPrompt: there is no prompt.
             RequestFailed: a result could not be computed.
         """
+        self._run.check()
         if not prompts:
             raise InvalidPrompt(
                 "prompts must hold at least one prompt; got none", field="prompt", got=prompts
@@ -423,6 +427,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             InvalidRequest: a wrong argument, or a model without scores.
             RequestFailed: a score could not be computed.
         """
+        self._run.check()
         scoring = self.plan_scoring(data_1, data_2, pooling_params, instruction=instruction)
         return scoring.scores(await self.encode_all(scoring.prompts, scoring.params, **arguments))
 

@@ -299,6 +299,7 @@ async def test_an_original_that_starts_too_late_for_what_was_learned_is_started_
     assert (learned_s, problem) == ([3.0, 6.0, 12.0], "none works")
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_a_form_is_not_blamed_for_the_death_of_what_compiles_it(folder: Path) -> None:
     endings: list[str] = []
@@ -477,6 +478,7 @@ runpy.run_module("triolet.workers.grammar", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_a_form_is_not_blamed_where_the_machine_has_less_memory_than_a_form_may_take(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -517,6 +519,7 @@ async def test_an_answer_amid_its_grammar_waits_for_a_short_shortage(
         assert (text, output.finish_reason) == undisturbed
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_an_answer_amid_its_grammar_fails_with_the_shortage_that_lasts(
     folder: Path, monkeypatch: pytest.MonkeyPatch

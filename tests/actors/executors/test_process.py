@@ -542,6 +542,7 @@ async def test_a_load_that_computes_for_ever_is_killed(
     assert death.is_hang
 
 
+@pytest.mark.slow
 async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ async def test_streams_go_on_after_every_kind_of_death(
         assert await ask_six(remote_that(nursery, misdeed, 7, tmp_path / "mark")) == 1
 
 
+@pytest.mark.slow
 async def test_an_idle_process_that_is_stopped_is_known_within_three_seconds_and_ends(
     nursery: trio.Nursery,
 ) -> None:

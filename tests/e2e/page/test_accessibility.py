@@ -56,15 +56,10 @@ def everything(asked: dict[str, Any]) -> list[Event]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "width"),
-    [
-        ("dark", 390),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("light", 390), ("light", 1200), ("dark", 1200))
-        ),
-    ],
+    [("dark", 390), ("light", 390), ("light", 1200), ("dark", 1200)],
 )
 def test_no_state_of_the_page_breaks_a_rule(
     browser: Any, server: Server, scheme: str, width: int, tmp_path: Path
@@ -117,6 +112,7 @@ def test_no_state_of_the_page_breaks_a_rule(
     assert {name: broken for name, broken in found.items() if broken} == {}
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_keys(browser: Any, server: Server) -> None:
     with opened(browser, server.url, says(SAMPLE)) as page:
         send(page, "Show me")

@@ -53,6 +53,7 @@ def test_reasoning_is_folded_and_can_be_opened(browser: Any, server: Server) -> 
         assert (page.inner_text(".thought"), answers(page)) == ("Let me <b>see</b>.", ["Yes."])
 
 
+@pytest.mark.slow
 def test_structured_output_is_asked_for_and_shown_as_json(browser: Any, server: Server) -> None:
     scribe = Scribe(*[response_of('{"name":', ' "x~~~"}')] * 3)
     with opened(browser, server.url, scribe) as page:
@@ -114,6 +115,7 @@ def test_a_call_of_a_tool_is_shown_and_answered(browser: Any, server: Server, tm
     assert (scribe.asked[1]["input"], scribe.asked[1]["previous_response_id"]) == ([output], "resp_1")
 
 
+@pytest.mark.slow
 def test_probabilities_of_tokens_are_shown_by_mouse_and_by_keys(
     browser: Any, server: Server, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_an_answer_that_is_regenerated_stands_beside_the_first(page: Any, scribe
     assert answers(page) == ["answer 1", "answer 3"]
 
 
+@pytest.mark.slow
 def test_a_question_that_is_edited_begins_a_branch_and_the_old_one_stays(page: Any, scribe: Scribe) -> None:
     ask(page, "one", 1)
     ask(page, "two", 2)
@@ -130,6 +131,7 @@ def reload(page: Any) -> None:
     page.click("#show-chats")
 
 
+@pytest.mark.slow
 def test_chats_are_kept_found_renamed_and_deleted(page: Any, tmp_path: Path) -> None:
     ask(page, "about whales", 1)
     press(page, 1, "Regenerate the answer")
@@ -205,6 +207,7 @@ def take_in(page: Any, content: Any) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_an_exported_file_brings_the_same_chats_back(page: Any) -> None:
     ask(page, "one", 1)
     press(page, 1, "Regenerate the answer")

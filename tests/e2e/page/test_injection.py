@@ -125,9 +125,8 @@ def disguised() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "corpus", [KNOWN, pytest.param(disguised(), marks=pytest.mark.slow)], ids=["known", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", [KNOWN, disguised()], ids=["known", "all"])
 def test_no_text_of_a_model_or_a_user_becomes_more_than_text(
     browser: Any, server: Server, corpus: Sequence[str]
 ) -> None:

@@ -45,14 +45,10 @@ $$
 Last line &amp; the end."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scheme"),
-    [
-        (390, "light"),
-        pytest.param(390, "dark", marks=pytest.mark.slow),
-        pytest.param(1200, "light", marks=pytest.mark.slow),
-        pytest.param(1200, "dark", marks=pytest.mark.slow),
-    ],
+    [(390, "light"), (390, "dark"), (1200, "light"), (1200, "dark")],
 )
 def test_markdown_code_tables_and_maths_are_shown_as_what_they_are(
     browser: Any, server: Server, scheme: str, width: int, tmp_path: Path
@@ -105,6 +101,7 @@ def test_code_is_copied_as_it_was_written(browser: Any, server: Server) -> None:
     assert copied == 'def double(number: int) -> int:\n    # twice\n    return "x" * number'
 
 
+@pytest.mark.slow
 def test_a_growing_answer_ends_as_one_that_came_at_once(browser: Any, server: Server) -> None:
     pieces = [SAMPLE[at : at + 3] for at in range(0, len(SAMPLE), 3)]
     shown = []
@@ -119,6 +116,7 @@ def test_a_growing_answer_ends_as_one_that_came_at_once(browser: Any, server: Se
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 def test_a_selection_in_an_answer_outlives_what_comes_after_it(browser: Any, server: Server) -> None:
     said: list[Any] = []
     with opened(browser, server.url) as page:

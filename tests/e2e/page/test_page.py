@@ -21,6 +21,7 @@ ACTIVE, DONE = ".turn[data-state=active]", ".turn[data-state=done]"
 ENDLESS = {"ignore_eos": True, "seed": 1}
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_and_the_next_one_continues_it(page: Any) -> None:
     assert page.inner_text("#model") == "triolet-nano"
     assert page.is_visible("#welcome")
@@ -34,6 +35,7 @@ def test_a_question_is_answered_and_the_next_one_continues_it(page: Any) -> None
     assert "TTFT" in facts and "tokens/s" in facts and "cached" in facts
 
 
+@pytest.mark.slow
 def test_the_first_words_say_which_model_it_is_and_what_to_try(browser: Any, server: Server) -> None:
     def words() -> tuple[str, str, int]:
         shown = page.inner_text(".lead"), page.inner_text("#first-words")
@@ -68,6 +70,7 @@ def test_an_answer_streams_and_can_be_stopped(page: Any, server: Server) -> None
     assert server.metrics()["num_requests_running"] == 0
 
 
+@pytest.mark.slow
 def test_a_fork_answers_beside_the_first(page: Any) -> None:
     send(page, "Hello!")
     page.wait_for_selector(DONE)
@@ -87,6 +90,7 @@ def test_a_fork_answers_beside_the_first(page: Any) -> None:
     page.wait_for_selector(f"[data-lane=b] {DONE}:nth-child(4)")
 
 
+@pytest.mark.slow
 def test_two_lanes_answer_at_the_same_time_and_stop_together(page: Any) -> None:
     ask_with(page, **ENDLESS)
     send(page, "Hello!")
@@ -162,6 +166,7 @@ def test_a_new_chat_during_an_answer_shows_the_new_answer(
                 )  # the cancel of the last answer has to leave the page
 
 
+@pytest.mark.slow
 def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         ask_with(page, **ENDLESS)
@@ -175,6 +180,7 @@ def test_closing_the_page_frees_what_it_had_asked_for(browser: Any, server: Serv
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_reload_frees_it_even_if_the_last_message_is_lost(browser: Any, server: Server) -> None:
     with opened(browser, server.url) as page:
         page.add_init_script(
@@ -205,6 +211,7 @@ def test_parameters_go_along(page: Any) -> None:
     assert page.input_value("#settings [name=max_output_tokens]") == ""
 
 
+@pytest.mark.slow
 def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     send(page, "Tell me a short story")
     page.wait_for_selector(DONE)
@@ -284,6 +291,7 @@ BORDERS = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_borders_of_controls_have_a_contrast_of_three(browser: Any, server: Server, scheme: str) -> None:
     with opened(browser, server.url, color_scheme=scheme) as page:
@@ -353,6 +361,7 @@ LEFTS = """([selector, text]) => {
 OVERRIDE = "\u202e"
 
 
+@pytest.mark.slow
 def test_a_text_of_the_other_direction_turns_nothing_round_outside_of_it(
     browser: Any, server: Server
 ) -> None:
@@ -521,6 +530,7 @@ def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
         assert answers(page)[0]
 
 
+@pytest.mark.slow
 def test_light_and_dark_can_be_turned_and_are_remembered(page: Any) -> None:
     was_light = _lightness(page.evaluate("getComputedStyle(document.body).backgroundColor")) > 384
     for is_light in (not was_light, was_light):
@@ -531,6 +541,7 @@ def test_light_and_dark_can_be_turned_and_are_remembered(page: Any) -> None:
         assert (_lightness(paper) > 384) == is_light
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [

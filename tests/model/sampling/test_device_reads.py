@@ -109,6 +109,7 @@ def test_a_step_reads_its_tokens_once_and_its_logprobs_once(kind: str) -> None:
     assert Remote.num_reads == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of NaN in the interpreter
 @pytest.mark.usefixtures("remote_device")
 def test_what_is_read_together_is_what_the_cpu_says() -> None:
