@@ -85,6 +85,7 @@ def files_of_the_package() -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_once(archives: Archives) -> None:
     inside = Counter(name for name in archives.wheel if ".dist-info/" not in name)
     assert inside == Counter(files_of_the_package())

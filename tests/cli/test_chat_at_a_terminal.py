@@ -47,6 +47,7 @@ def test_a_reply_streams_and_ends_in_one_dim_line_of_figures(chat: Terminal) -> 
     assert re.search(r"\x1b\[2mTTFT \d+ ms · 4 tok · 92\.3 tok/s · prompt 10\x1b\[0m", chat.raw)
 
 
+@pytest.mark.slow
 def test_a_spinner_turns_until_the_first_token(chat: Terminal) -> None:
     chat.type("wait" + ENTER)
     chat.expect("⠙")
@@ -182,6 +183,7 @@ def test_a_message_is_answered_twice_at_once_and_the_conversation_goes_on_with_o
     chat.expect("The conversation goes on with reply 2.")
 
 
+@pytest.mark.slow
 def test_history_outlives_the_chat(start: START, tmp_path: Path) -> None:
     first = start()
     first.expect(PROMPT)

@@ -239,6 +239,7 @@ async def test_async_llm_sleeps_wakes_pauses_and_says_so(autojump_clock: MockClo
         assert tuple(outputs[-1].outputs[0].token_ids) == answer_of([1, 2], 3, 5)
 
 
+@pytest.mark.slow
 async def test_async_llm_exchanges_weights_whole_or_in_parts(tmp_path: Path, plain: object) -> None:
     folder, changed = nudged(tmp_path / "new")
 

@@ -98,6 +98,7 @@ def test_a_folder_that_is_not_there_is_an_error_that_names_it(runner: str) -> No
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_nano_counts_from_1_to_20() -> None:
     command = [sys.executable, "-m", "triolet", "chat", "-q", "-"]
     environ = {**os.environ, "PYTHONPATH": str(SRC)}

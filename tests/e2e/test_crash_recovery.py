@@ -100,7 +100,11 @@ def with_another_shape(folder: Path) -> EngineConfig:
 @pytest.mark.parametrize(
     ("error", "spoil"),
     [
-        (ModelNotFound, lambda folder: EngineConfig(model=str(folder / "elsewhere"))),
+        pytest.param(
+            ModelNotFound,
+            lambda folder: EngineConfig(model=str(folder / "elsewhere")),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(ModelFileError, without_weights, marks=pytest.mark.slow),
         pytest.param(WeightsMismatch, with_another_shape, marks=pytest.mark.slow),
         pytest.param(

@@ -178,6 +178,7 @@ def test_an_offline_batch_is_answered_in_its_order(run: Run) -> None:
     assert re.match(r"What is the opposite of hot\?  .*cold", lines[0])
 
 
+@pytest.mark.slow
 def test_a_light_client_does_not_wait_for_many_long_requests(run: Run) -> None:
     text = run("fair")
     positions = [int(position) for position in re.findall(r"position (\d+)", text)]

@@ -100,6 +100,7 @@ class Case:
     answers: list[tuple[int, ...]]
 
 
+OTHER_CACHES = ("granite-hybrid", "qwen3-next", "deepseek-v3")
 # Families whose layers are those of another one here, but for a detail that other tests look at.
 LIKE_ANOTHER = ("smollm", "qwen2", "deepseek-v2", "Apertus")
 
@@ -153,6 +154,15 @@ async def answer_all(
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 
 
+# Of a family with states, or with a latent cache, others of these tests are enough for a quick run.
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(family, marks=pytest.mark.slow if family in (*LIKE_ANOTHER, *OTHER_CACHES) else ())
+        for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
+    ],
+    indirect=True,
+)
 async def test_alone_and_again_from_the_prefix_cache(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=64, block_size=16

@@ -219,6 +219,7 @@ async def test_a_full_disk_costs_one_warning_and_is_counted(
     assert files_of(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_a_folder_that_cannot_be_used_is_refused_by_name(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for store in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -363,6 +364,7 @@ async def test_two_engines_together_stay_within_the_bound(model: Path, tmp_path:
             assert len(files_of(store)) <= 66
 
 
+@pytest.mark.slow
 async def test_plain_engines_run_no_file_of_the_store(model: Path) -> None:
     names = ("hash_key.py", "prefix_store.py", "block_files.py")
     ran: set[str] = set()

@@ -204,6 +204,7 @@ async def test_a_snapshot_goes_on_with_the_same_contents_or_not_at_all(base: Pat
                 pytest.fail("it has begun")
 
 
+@pytest.mark.slow
 async def test_a_bad_prompt_adapter_fails_its_request_alone_and_names_file_and_field(
     base: Path, tmp_path: Path
 ) -> None:

@@ -205,7 +205,8 @@ async def let_them_come(num_requests: int, executor: FakeExecutor, policy: str) 
     return statistics
 
 
-@pytest.mark.parametrize("num_requests", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_requests", [2_500, 10_000])
 async def test_thousands_of_requests_with_cancels_at_random_points_leak_nothing(
     num_requests: int, autojump_clock: MockClock
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import attrs
 import msgpack
@@ -13,17 +11,11 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.harness import VOCAB, assert_all_blocks_back, fake_engine
+from tests.damage import change_tree, other_bytes
 from triolet import SamplingParams, Snapshot
 from triolet.core.step_plan import TokenLogprobs
 from triolet.errors import SnapshotError, TrioletError
 from triolet.ipc.snapshot import SavedAnswer, SavedRequest
-
-VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, 1e308),
-    *(float("nan"), float("inf"), -float("inf"), "", "x", "nan", "\ud800", b"", b"\xff"),
-    *([], {}, [[]], [1], ["a"], {"a": 1}, {1: 2}),
-)
-NAMES = ("unknown", 5, None, True, 1.5, b"name")
 
 
 def whole_snapshot() -> bytes:
@@ -58,38 +50,13 @@ def whole_snapshot() -> bytes:
     return Snapshot(architecture="Fake", vocab_size=VOCAB, requests=requests).to_bytes()
 
 
-def places(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys and indexes that lead to every value of a tree."""
-    if place:
-        yield place
-    if isinstance(tree, dict | list):
-        for key in tree if isinstance(tree, dict) else range(len(tree)):
-            yield from places(tree[key], (*place, key))
-
-
 def mutated(rng: random.Random) -> bytes:
     """Return a snapshot with other bytes, or with values and names that were put in, left out or replaced."""
     whole = whole_snapshot()
     if rng.random() < 0.3:
-        changed = bytearray(whole)
-        for _ in range(rng.randint(1, 3)):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        return bytes(changed)
+        return other_bytes(whole, rng)
     tree = msgpack.unpackb(whole)
-    for _ in range(rng.randint(1, 2)):
-        *way, last = rng.choice(list(places(tree)))
-        parent = tree
-        for key in way:
-            parent = parent[key]
-        match rng.choice(("replace", "replace", "replace", "leave out", "put in")):
-            case "replace":
-                parent[last] = rng.choice(VALUES)
-            case "leave out":
-                del parent[last]
-            case _ if isinstance(parent, dict):
-                parent[rng.choice(NAMES)] = rng.choice(VALUES)
-            case _:
-                parent.append(rng.choice(VALUES))
+    change_tree(tree, rng)
     packed: bytes = msgpack.packb(tree, unicode_errors="surrogatepass")
     return packed
 

@@ -142,7 +142,7 @@ def test_writes_convert_with_the_scale_and_touch_nothing_else(
 
 
 @on_every_triton_target
-@DTYPES
+@pytest.mark.parametrize("dtype", [E4M3, pytest.param(E5M2, marks=pytest.mark.slow)], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "has_norm"), [(16, 16, True), (80, 32, True), (40, 0, False)]
 )
@@ -198,7 +198,7 @@ def float8_case(
 
 @on_every_triton_target
 @pytest.mark.parametrize("dtype", [E4M3, pytest.param(E5M2, marks=pytest.mark.slow)], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("segment_tokens", [None, 64])
+@pytest.mark.parametrize("segment_tokens", [None, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [

@@ -55,7 +55,7 @@ def test_block_sizes_agree_at_the_edges_of_a_block(target: Target, block_size: i
 
 
 @on_every_triton_target
-@pytest.mark.parametrize("segment_tokens", [None, 64])
+@pytest.mark.parametrize("segment_tokens", [pytest.param(None, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 65, "soft_cap": 2.0}], ids=["plain", "window"])
 def test_sinks_agree_split_or_not(
     target: Target, options: dict[str, Any], segment_tokens: int | None

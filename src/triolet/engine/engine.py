@@ -53,7 +53,7 @@ from triolet.engine.submission import RequestPreparation, Submission, TrioRunGua
 from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
 from triolet.engine.weights import WeightMethods
 from triolet.engine.worker_calls import WorkerCallMethods
-from triolet.errors import EngineDead, InvalidPrompt, InvalidRequest, shown
+from triolet.errors import EngineDead, InvalidRequest, shown
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
@@ -67,24 +67,23 @@ class RestartStream:
     The first value is that of now, empty if none is. Values that were not read in time are left out.
     """
 
-    def __init__(
-        self, log: RestartLog, progress: ActorProgress, availability: Availability, run: TrioRunGuard
-    ) -> None:
-        self._log, self._progress, self._availability, self._run = log, progress, availability, run
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._shown: tuple[str, ...] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[str, ...]:
-        self._run.check()
+        engine = self._engine
+        engine._run.check()
         await trio.lowlevel.checkpoint()
-        while self._availability.is_serving and self._availability.death is None:
-            restarting = tuple(sorted(self._log.restarting))
+        while engine._availability.is_serving and engine._availability.death is None:
+            restarting = tuple(sorted(engine._restart_log.restarting))
             if restarting != self._shown:
                 self._shown = restarting
                 return restarting
-            await self._progress.restarted.park()
+            await engine._progress.restarted.park()
         raise StopAsyncIteration
 
 
@@ -225,7 +224,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
     def follow_restarts(self) -> RestartStream:
         """Return an iterator over changes of `statistics().restarting`, which ends with the engine."""
         self._run.check()
-        return RestartStream(self._restart_log, self._progress, self._availability, self._run)
+        return RestartStream(self)
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request, also for a while after it ended; None for an unknown id."""
@@ -364,10 +363,6 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             RequestFailed: a result could not be computed.
         """
         self._run.check()
-        if not prompts:
-            raise InvalidPrompt(
-                "prompts must hold at least one prompt; got none", field="prompt", got=prompts
-            )
         # more than may wait would be refused, although nothing else runs
         most = min(self.config.max_num_seqs, self.config.max_queued_requests)
         return await encode_all(

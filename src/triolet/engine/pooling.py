@@ -12,6 +12,7 @@ from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOut
 from triolet.core.request.prompt import Prompt
 from triolet.engine.submission import Submission
 from triolet.engine.token_stream import TokenStream
+from triolet.errors import InvalidPrompt
 
 
 class PoolingStream:
@@ -72,7 +73,11 @@ async def encode_all(
     Args:
         encode: makes the stream of a prompt.
         most: requests in the engine at one time, so that a long list does not fill its queue.
+    Raises:
+        InvalidPrompt: there is no prompt.
     """
+    if not prompts:
+        raise InvalidPrompt("prompts must hold at least one prompt; got none", field="prompt", got=prompts)
     outputs: dict[int, PoolingRequestOutput[PoolingOutput]] = {}
     failures: list[Exception] = []
 

@@ -232,6 +232,7 @@ async def test_a_connection_closed_as_its_wait_ends_is_one_of_a_dead_process(
         assert engine.statistics().num_restarts == len(closed) == 1
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_processes_of_grammars_that_split_no_more_are_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -445,6 +446,7 @@ def test_the_memory_of_a_grammar_is_limited_by_the_operators_limit_where_that_is
     assert subprocess.run(command, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_a_process_that_has_no_memory_to_start_in_fails_the_request_and_not_the_feature(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -491,6 +493,7 @@ async def test_a_form_is_not_blamed_where_the_machine_has_less_memory_than_a_for
         check_json((await engine.complete([1], params(JSON))).text)
 
 
+@pytest.mark.slow
 @needs_proc
 async def test_an_answer_amid_its_grammar_waits_for_a_short_shortage(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -519,6 +519,7 @@ async def test_a_later_load_that_makes_no_progress_is_killed(
     assert "made no progress in loading the model for more than 0.5 s" in death.reason
 
 
+@pytest.mark.slow
 async def test_a_later_load_that_computes_has_more_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_structured_output_is_asked_for_and_shown_as_json(browser: Any, server: 
     assert all("schema" not in one and "format" not in one for one in scribe.asked)
 
 
+@pytest.mark.slow
 def test_a_call_of_a_tool_is_shown_and_answered(browser: Any, server: Server, tmp_path: Path) -> None:
     item = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ""}
     whole = {**item, "arguments": '{"city": "Riga"}'}

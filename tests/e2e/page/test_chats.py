@@ -169,6 +169,7 @@ def test_chats_are_kept_found_renamed_and_deleted(page: Any, tmp_path: Path) -> 
     assert shown_chats(page) == ["The <b>sea</b>"]
 
 
+@pytest.mark.slow
 def test_a_kept_chat_goes_on_where_it_was(page: Any, scribe: Scribe) -> None:
     ask(page, "one", 1)
     reload(page)
@@ -228,6 +229,7 @@ def test_an_exported_file_brings_the_same_chats_back(page: Any) -> None:
     assert len({one["key"] for one in export(page)["chats"]}) == 2
 
 
+@pytest.mark.slow
 def test_a_file_that_is_wrong_is_refused_and_changes_nothing(page: Any) -> None:
     ask(page, "one", 1)
     page.click("#show-chats")

@@ -90,6 +90,7 @@ def test_markdown_code_tables_and_maths_are_shown_as_what_they_are(
         page.screenshot(path=os.environ.get("TRIOLET_SCREENSHOTS", tmp_path) / name)
 
 
+@pytest.mark.slow
 def test_code_is_copied_as_it_was_written(browser: Any, server: Server) -> None:
     permissions = ["clipboard-read", "clipboard-write"]
     with opened(browser, server.url, says(SAMPLE), permissions=permissions) as page:

@@ -141,7 +141,8 @@ ROUNDS = range(20)
 """Delays from 0 to 400 ms in each direction; every round waits for another time before New."""
 
 
-@pytest.mark.parametrize("rounds", [[2], pytest.param(ROUNDS, marks=pytest.mark.slow)], ids=["one", "twenty"])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [[2], ROUNDS], ids=["one", "twenty"])
 def test_a_new_chat_during_an_answer_shows_the_new_answer(
     browser: Any, server: Server, rounds: Sequence[int]
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_reload_frees_it_even_if_the_last_message_is_lost(browser: Any, server
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_parameters_go_along(page: Any) -> None:
     page.click("#show-settings")
     page.fill("#settings [name=max_output_tokens]", "3")
@@ -335,6 +337,7 @@ COLOUR_OF = """(name) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_small_text_has_a_contrast_of_four_and_a_half(browser: Any, server: Server, scheme: str) -> None:
     with opened(browser, server.url, color_scheme=scheme) as page:
@@ -415,6 +418,7 @@ def test_a_text_of_the_other_direction_turns_nothing_round_outside_of_it(
         assert min(hebrew) > max(lefts(".answer", "plain") + lefts(".answer", "last"))
 
 
+@pytest.mark.slow
 def test_an_answer_that_has_not_begun_says_what_it_waits_for(browser: Any, server: Server) -> None:
     sockets: list[Any] = []
     asked: list[dict[str, Any]] = []

@@ -71,6 +71,7 @@ async def test_a_second_turn_finds_the_first_in_the_prefix_cache(
     assert second["usage"]["input_tokens_details"]["cached_tokens"] == 24
 
 
+@pytest.mark.slow
 async def test_a_hundred_streams_on_one_socket_of_which_half_are_cancelled(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

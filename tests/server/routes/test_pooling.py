@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -25,6 +26,7 @@ class PoolingExecutor(FakeExecutor):
         return attrs.evolve(info, pooling=PoolingInfo(tasks=("embed",), size=2))
 
 
+@pytest.mark.slow
 async def test_two_thousand_inputs_never_fill_the_engine_and_a_full_one_says_when_to_come_back(
     autojump_clock: MockClock,
 ) -> None:

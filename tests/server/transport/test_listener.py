@@ -591,6 +591,7 @@ async def test_a_connection_beyond_the_limit_is_counted_as_a_refusal() -> None:
         assert samples(server.metrics, "http_responses_total") == {'route="unmatched",status="503"': 1}
 
 
+@pytest.mark.slow
 async def test_a_thousand_connections_in_rounds_leave_nothing_behind() -> None:
     async with listening() as server:
         tasks_before = trio.lowlevel.current_statistics().tasks_living

@@ -11,7 +11,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triolet.actors.executors.threads import run_in_thread
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.errors import InvalidPrompt
@@ -151,4 +151,5 @@ async def _in_thread(work: Any) -> Any:
     except LookupError:
         limiter = trio.CapacityLimiter(MAX_THREADS)
         _threads.set(limiter)
-    return await run_in_thread(work, "tokenizing a text", limiter=limiter)
+    with typed_shortages("tokenizing a text"):
+        return await trio.to_thread.run_sync(work, limiter=limiter)

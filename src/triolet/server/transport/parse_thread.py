@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from triolet.actors.executors.threads import run_in_thread
+from triolet.core.recovery.supervision import typed_shortages
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 
@@ -41,7 +41,8 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
     turn = turns.setdefault(client, trio.CapacityLimiter(1))
     try:
         async with turn:
-            return await run_in_thread(work, "parsing a request", limiter=limiter)
+            with typed_shortages("parsing a request"):
+                return await trio.to_thread.run_sync(work, limiter=limiter)
     finally:
         if not turn.borrowed_tokens and turns.get(client) is turn:
             del turns[client]  # a client that left shall not be remembered for ever
