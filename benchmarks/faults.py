@@ -52,6 +52,7 @@ import attrs
 import safetensors
 import trio
 from common import machine
+from process_tree import name_of, processes_of
 
 import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
@@ -346,21 +347,12 @@ async def _plant_hang(name: str, engine: Engine, crowd: Crowd, plant: Plant) -> 
 
 def _tree() -> list[int]:
     """Return the processes of the engine, with this one."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-    found = [os.getpid()]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    return list(processes_of(os.getpid()))
 
 
 def _stop_grammars() -> None:
     for pid in _tree():
-        if b"workers.grammar" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if name_of(pid) == "triolet.workers.grammar":
             os.kill(pid, signal.SIGSTOP)
 
 

@@ -38,6 +38,7 @@ from urllib.request import Request, urlopen
 
 import trio
 from common import machine, report
+from process_tree import name_of, processes_of
 from trio_websocket import open_websocket_url
 
 import triolet
@@ -67,20 +68,6 @@ def server() -> Iterator[tuple[str, int]]:
 # ------------------------------------------------------------------------------------------- memory
 
 
-def processes_of(root: int) -> dict[int, int]:
-    """Return the process ids of a tree, each with its parent's."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-    tree = {root: 0}
-    while more := {pid: parent for pid, parent in parents.items() if parent in tree and pid not in tree}:
-        tree |= more
-    return tree
-
-
 def memory_of(pid: int) -> tuple[float, float] | None:
     """Return the private and the shared memory of a process, MB; None if it has ended."""
     try:
@@ -90,12 +77,6 @@ def memory_of(pid: int) -> tuple[float, float] | None:
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
     return private / 1024, (kilobytes["Rss"] - private) / 1024
-
-
-def name_of(pid: int) -> str:
-    """Return what a process is for, from its command line."""
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return next((word for word in words if word.startswith("triolet.workers.")), "server")
 
 
 def slope(points: list[tuple[float, float]]) -> float:

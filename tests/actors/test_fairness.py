@@ -186,7 +186,7 @@ def laborious() -> Laborious:
     return Laborious(num_blocks=1200, block_size=32)
 
 
-@pytest.mark.parametrize("factor", [2.0, None])
+@pytest.mark.parametrize("factor", [pytest.param(2.0, marks=pytest.mark.slow), None])
 async def test_it_does_so_where_a_step_of_a_hundred_rows_takes_long(
     factor: float | None, autojump_clock: MockClock
 ) -> None:

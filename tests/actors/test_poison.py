@@ -139,9 +139,9 @@ async def test_who_leaves_while_it_is_on_trial_ends_the_trial(autojump_clock: Mo
 @pytest.mark.parametrize(
     ("misdeed", "cause", "what"),
     [
-        ("raise", RunnerFailed, "ValueError: planted"),
+        pytest.param("raise", RunnerFailed, "ValueError: planted", marks=pytest.mark.slow),
         ("kill", RunnerDied, "SIGKILL"),
-        ("hang", RunnerDied, "step_timeout"),
+        pytest.param("hang", RunnerDied, "step_timeout", marks=pytest.mark.slow),
     ],
 )
 async def test_a_process_that_raises_dies_or_hangs_for_one_request_goes_on_for_the_others(

@@ -100,6 +100,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_says_how_to_leave(chat: Termin
     chat.expect("You said: hello\n")
 
 
+@pytest.mark.slow
 def test_two_ctrl_c_at_the_prompt_leave_with_130(chat: Terminal) -> None:
     chat.type(CTRL_C + CTRL_C)
     assert chat.expect_exit() == 130
@@ -141,6 +142,7 @@ def test_a_message_may_have_several_lines(chat: Terminal, typed: str) -> None:
     chat.expect("You said: one\ntwo\n")
 
 
+@pytest.mark.slow
 def test_a_conversation_that_has_outgrown_the_context_goes_on(chat: Terminal) -> None:
     chat.type("this is too long" + ENTER)
     chat.expect("1100 tokens, and the context has 1024. /clear")
@@ -157,6 +159,7 @@ def test_a_reply_that_fails_is_taken_back_and_the_chat_goes_on(chat: Terminal) -
     chat.expect("prompt 10")
 
 
+@pytest.mark.slow
 def test_a_dead_engine_ends_the_chat_with_one_line(chat: Terminal) -> None:
     chat.type("kill the engine" + ENTER)
     chat.expect("triolet: error: the engine gave up after 3 crashes\n")
@@ -172,6 +175,7 @@ def test_regen_answers_the_same_conversation_again(chat: Terminal) -> None:
     chat.expect("prompt 10")
 
 
+@pytest.mark.slow
 def test_a_message_is_answered_twice_at_once_and_the_conversation_goes_on_with_one(chat: Terminal) -> None:
     chat.type("hello" + ENTER)
     chat.expect("prompt 10")
@@ -198,6 +202,7 @@ def test_history_outlives_the_chat(start: START, tmp_path: Path) -> None:
     assert (tmp_path / "triolet" / "history").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_what_is_typed_during_a_reply_is_not_echoed_into_it_and_is_sent_after_it(chat: Terminal) -> None:
     chat.type("slowly count to 30" + ENTER)
     chat.expect("4, 5")

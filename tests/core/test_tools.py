@@ -138,7 +138,9 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "hermes" else pytest.mark.slow) for name in TOOL_FORMATS]
+)
 def test_how_the_text_is_cut_makes_no_difference(name: str) -> None:
     rng = Random(name)
     for _ in range(4_000):

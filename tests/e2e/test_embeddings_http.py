@@ -151,6 +151,7 @@ def test_score_and_rerank_answer_cosines_and_pooling_the_vectors(folder: Path, s
             assert caught.value.param == param
 
 
+@pytest.mark.slow
 def test_classify_answers_label_and_probabilities(folder: Path, tmp_path: Path) -> None:
     reference = transformers.Qwen3ForSequenceClassification.from_pretrained(folder, num_labels=3).eval()
     reference.config.pad_token_id = 0

@@ -66,6 +66,7 @@ def test_rerank_puts_the_text_that_was_asked_for_first(run: Run) -> None:
     assert ranked[0] == ("1.000", "Two and two are four.")
 
 
+@pytest.mark.slow
 def test_streaming_prints_the_answer_piece_by_piece_and_its_times(run: Run) -> None:
     text, _, report = run("streaming", "List the days of the week.").partition("\n\n")
     assert "Monday, Tuesday, Wednesday" in text
@@ -90,6 +91,7 @@ def test_tools_calls_the_function_with_numbers_of_the_model(run: Run) -> None:
     assert sum(json.loads(arguments).values()) == int(result)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_share_their_steps(run: Run) -> None:
     text = run("concurrent_requests")
     assert "List the days of the week.\n  The days of the week are Monday, Tuesday" in text
@@ -98,6 +100,7 @@ def test_concurrent_requests_share_their_steps(run: Run) -> None:
     assert num_steps < num_tokens / 1.5
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_an_answer_and_leaves_what_there_is_of_it(run: Run) -> None:
     text = run("deadline", "--seconds", 0.5)
     assert re.search(r"move_on_after: cancelled=True, kept \d+ characters", text)
@@ -105,6 +108,7 @@ def test_a_deadline_ends_an_answer_and_leaves_what_there_is_of_it(run: Run) -> N
     assert "requests still alive: 0" in text
 
 
+@pytest.mark.slow
 def test_cancelling_gives_every_block_back(run: Run) -> None:
     counts = r"requests (\d+)   blocks: (\d+) in use, (\d+) quarantined, (\d+) of (\d+) available"
     seen = {line[:28].strip(): numbers(counts, line) for line in run("cancel").splitlines()}
@@ -135,6 +139,7 @@ def test_a_batch_answers_every_line_and_says_which_can_not_be_answered(run: Run,
     assert results[3]["finish_reason"] == results[4]["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 def test_an_urgent_request_overtakes_those_that_wait(run: Run) -> None:
     lines = re.findall(r"(background \d|urgent) +priority +\d+   waited +(\d+) ms", run("priorities"))
     waited_ms = {name: int(waited) for name, waited in lines}
@@ -142,6 +147,7 @@ def test_an_urgent_request_overtakes_those_that_wait(run: Run) -> None:
     assert all(waited_ms["urgent"] < waited_ms[f"background {number}"] for number in (3, 4, 5, 6))
 
 
+@pytest.mark.slow
 def test_several_answers_share_a_prompt_and_are_not_the_same(run: Run) -> None:
     answers, _, report = run("several_answers", "-n", 4).partition("\n\n")
     lines = re.findall(r"^(\d) \((?:stop|length)\): (.+)$", answers, re.MULTILINE)

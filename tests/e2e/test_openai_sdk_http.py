@@ -20,7 +20,7 @@ HELLO: Any = [{"role": "user", "content": "Hello!"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve("--api-keys", "test-key") as running:
+    with serve("--api-keys", "test-key", "--max-logprobs", "50") as running:
         yield running
 
 
@@ -117,11 +117,16 @@ def test_an_echoed_prompt_is_scored_in_a_stream_too(client: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
-def test_more_likely_tokens_than_the_engine_allows_are_refused_with_its_limit(client: Any) -> None:
+def test_as_many_likely_tokens_as_the_engine_allows_are_told_and_more_are_refused_with_its_limit(
+    client: Any,
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "logprobs": True, "max_tokens": 1}
+    [choice] = client.chat.completions.create(**asked, top_logprobs=50).choices
+    assert [len(token.top_logprobs) for token in choice.logprobs.content] == [50]
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=21)
+        client.chat.completions.create(**asked, top_logprobs=51)
     assert error.value.param == "top_logprobs"
-    assert "max allowed: 20 (max_logprobs)" in error.value.message
+    assert "max allowed: 50 (max_logprobs)" in error.value.message
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_look_for(client: Any) -> None:

@@ -100,7 +100,6 @@ class Case:
     answers: list[tuple[int, ...]]
 
 
-OTHER_CACHES = ("granite-hybrid", "qwen3-next", "deepseek-v3")
 # Families whose layers are those of another one here, but for a detail that other tests look at.
 LIKE_ANOTHER = ("smollm", "qwen2", "deepseek-v2", "Apertus")
 
@@ -114,6 +113,14 @@ LIKE_ANOTHER = ("smollm", "qwen2", "deepseek-v2", "Apertus")
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return made_case(request.param, tmp_path_factory.mktemp("models"))
+
+
+# What the scheduler does differs by what a family caches, so that these stand for the others in quick runs.
+QUICK = ("qwen3", "gemma3", "mixtral", "deepseek-v3", "qwen3-next")
+QUICK_CASES = [
+    pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+    for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
+]
 
 
 def made_case(family: str, folder: Path, **overrides: Any) -> Case:
@@ -154,15 +161,7 @@ async def answer_all(
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 
 
-# Of a family with states, or with a latent cache, others of these tests are enough for a quick run.
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(family, marks=pytest.mark.slow if family in (*LIKE_ANOTHER, *OTHER_CACHES) else ())
-        for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
 async def test_alone_and_again_from_the_prefix_cache(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=64, block_size=16
@@ -180,6 +179,7 @@ async def test_in_a_batch_of_mixed_lengths(case: Case) -> None:
         assert engine.statistics().num_preemptions == 0
 
 
+@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
 async def test_with_prefill_chunks_of_seven_tokens(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=256, max_num_batched_tokens=7
@@ -188,18 +188,7 @@ async def test_with_prefill_chunks_of_seven_tokens(case: Case) -> None:
         assert await answer_all(engine, prompts, GREEDY) == answers
 
 
-# Preemption is the scheduler's: it differs by what a backend caches, so these stand for the others in quick runs.
-PREEMPTED = ("qwen3", "gemma3", "mixtral", "qwen3-next")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(family, marks=() if family in PREEMPTED else pytest.mark.slow)
-        for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
 async def test_with_so_few_blocks_that_requests_are_preempted(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=40, block_size=4

@@ -84,6 +84,7 @@ async def test_an_answer_longer_than_the_cache_in_chunks_and_again_from_the_pref
         assert engine.statistics().prefix_cache_hits - hits >= len(whole) - 2 * SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backend")
 async def test_in_batches_with_preemption(case: Case) -> None:
     async with open_engine(case, num_kv_blocks=34) as engine:
@@ -91,6 +92,7 @@ async def test_in_batches_with_preemption(case: Case) -> None:
         assert engine.statistics().num_preemptions > 0
 
 
+@pytest.mark.slow
 async def test_with_chunks_drafts_and_steps_planned_ahead(case: Case) -> None:
     for fields in (
         {"max_num_batched_tokens": 7},
@@ -135,6 +137,7 @@ async def test_in_cache_groups_of_several_layers_the_last_of_them_smaller(tmp_pa
         assert await answer_all(engine, case.prompts, GREEDY) == case.answers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backend")
 async def test_several_answers_to_one_prompt(mixed: Case) -> None:
     several = SamplingParams(temperature=1, top_k=1, n=3, max_tokens=NUM_TOKENS)

@@ -117,6 +117,7 @@ async def test_answers_after_a_crash_of_the_model_process_are_the_same(model: Pa
         assert await answer(engine) == expected
 
 
+@pytest.mark.slow
 async def test_adapters_salts_and_other_models_do_not_read_each_other_s_blocks(
     model: Path, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ async def test_files_of_others_are_left_alone(model: Path, tmp_path: Path) -> No
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "runner", ["inline", *(pytest.param(one, marks=pytest.mark.slow) for one in ("thread", "process"))]
 )

@@ -128,6 +128,7 @@ async def leaves(engine: Engine, nth: int) -> bool:
     return scope.cancelled_caught
 
 
+@pytest.mark.slow
 async def test_a_client_may_leave_wherever_it_waits_for_its_form(folder: Path) -> None:
     async with opened(folder) as engine:
         await engine.complete([1], params(JSON))
@@ -137,6 +138,7 @@ async def test_a_client_may_leave_wherever_it_waits_for_its_form(folder: Path) -
     assert nth > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nth", range(1, 8))
 async def test_a_client_may_leave_wherever_it_waits_for_the_process_of_grammars(
     folder: Path, nth: int
@@ -155,6 +157,7 @@ def test_a_late_question_about_a_shorter_answer_has_nothing_told_twice() -> None
 # ----------------------------------------------------------------------------------- deaths of grammars
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("victims", ["copies", "original"])
 async def test_answers_survive_the_death_of_their_grammars(folder: Path, victims: str) -> None:

@@ -182,7 +182,7 @@ async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
 # --------------------------------------------------------------------------------------------- deaths
 
 
-@pytest.mark.parametrize("when", ["load", "2"])
+@pytest.mark.parametrize("when", [pytest.param("load", marks=pytest.mark.slow), "2"])
 @pytest.mark.parametrize(
     ("misdeed", "message", "returncode"),
     [

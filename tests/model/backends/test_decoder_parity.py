@@ -96,6 +96,7 @@ def test_logits_over_a_paged_cache_are_those_of_transformers(
         torch.testing.assert_close(torch.cat((prefilled, decoded)), expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow  # logits, which are compared above, say as much in half the time
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_generate(family: str, pair_of: Callable[[str], Pair]) -> None:
     pair, prompt = pair_of(family), tokens(PROMPT_LEN)

@@ -15,6 +15,7 @@ from triolet.model.backends.layers import mixture_of_experts
 from triolet.model.backends.torch_decoder import Decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_triton", [False, True])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gpt-oss"])
 def test_logits_are_those_of_one_expert_after_the_other(

@@ -174,6 +174,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return _made[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EACH, indirect=True)
 async def test_alone_and_in_chunks_of_seven_tokens(case: Case) -> None:
     async with triolet.open_engine(

@@ -112,7 +112,7 @@ def test_uniform_numbers_fill_their_interval_evenly_along_every_axis(axis: str) 
     assert abs(chi_square - (num_bins - 1)) < 4 * math.sqrt(2 * (num_bins - 1))
 
 
-@pytest.mark.parametrize("lag", [1, 2, 16, 64])
+@pytest.mark.parametrize("lag", [1, *(pytest.param(lag, marks=pytest.mark.slow) for lag in (2, 16, 64))])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_neighbours_are_not_correlated(axis: int, lag: int) -> None:
     size = 160

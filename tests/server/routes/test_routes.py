@@ -15,10 +15,12 @@ import pytest
 import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving
 from tests.source_tree import ROOT, SRC
+from triolet import SamplingParams
 from triolet.config.server import GatewayConfig
 from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
@@ -487,3 +489,15 @@ async def test_the_form_of_a_long_body_is_not_read_in_the_event_loop(
     async with serving() as scene:
         await scene.post(path, {**body, "structured_outputs": {"json": schema}})
     assert readers and threading.get_ident() not in readers
+
+
+async def test_requests_that_wait_for_a_beginning_that_another_one_computes_are_counted_as_deferred(
+    autojump_clock: MockClock,
+) -> None:
+    async with serving() as scene, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(scene.engine.complete, [1] * 200, SamplingParams(max_tokens=1))
+        await trio.sleep(STEP_S / 2)
+        text = (await scene.get("/metrics")).body.decode()
+    found = dict(re.findall(r'num_requests_waiting_by_reason{.*reason="(\w+)".*} (.+)', text))
+    assert found == {"capacity": "0.0", "deferred": "2.0"}
