@@ -82,6 +82,38 @@ CHAT = """
 """
 BEAM_SEARCH = "prompts params lora_request use_tqdm concurrency_limit"
 
+# The methods that all three have, and those of each: parameters as `inspect.signature` lists them in vLLM 0.32.
+OF_ALL = {
+    "sleep": "level mode",
+    "wake_up": "tags",
+    "add_lora": "lora_request",
+    "remove_lora": "lora_id",
+    "pin_lora": "lora_id",
+    "collective_rpc": "method timeout args kwargs",
+    "start_profile": "profile_prefix delay_iterations max_iterations",
+}
+OF_EACH: dict[type, dict[str, str]] = {
+    AsyncLLM: OF_ALL
+    | {
+        "encode": """
+            prompt pooling_params request_id lora_request trace_headers priority tokenization_kwargs
+            reasoning_ended
+        """,
+        "pause_generation": "mode clear_cache",
+        "update_weights": "request",
+        "shutdown": "timeout",
+    },
+    LLM: OF_ALL
+    | {
+        "encode": "prompts pooling_params use_tqdm lora_request pooling_task tokenization_kwargs",
+        "embed": "prompts use_tqdm pooling_params lora_request tokenization_kwargs",
+        "classify": "prompts pooling_params use_tqdm lora_request tokenization_kwargs",
+        "score": "data_1 data_2 use_tqdm pooling_params lora_request tokenization_kwargs chat_template",
+        "apply_model": "func",
+    },
+    LLMEngine: OF_ALL | {"apply_model": "func"},
+}
+
 
 def names(listed: str, *classes: type) -> Iterator[Any]:
     for one in classes:
@@ -142,6 +174,12 @@ def test_what_is_not_offered_raises_a_typed_error_that_names_it(face: type, name
         *((LLMEngine.add_request, name) for name in ADD_REQUEST.split()),
         *((LLMEngine.abort_request, name) for name in "request_ids internal".split()),
         *((LLMEngine.reset_prefix_cache, name) for name in "reset_running_requests reset_connector".split()),
+        *(
+            (getattr(face, method), name)
+            for face, methods in OF_EACH.items()
+            for method, listed in methods.items()
+            for name in listed.split()
+        ),
     ],
     ids=lambda value: getattr(value, "__qualname__", value),
 )

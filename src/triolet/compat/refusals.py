@@ -64,6 +64,7 @@ PARAMETERS: Mapping[str, str] = {
     "aggregate_engine_logging": "there is one engine",
     "prompt_adapter_request": NO_PROMPT_ADAPTER,
     "prefix_pos": "vLLM has dropped it",
+    "chat_template": "the texts of a score are joined as the model was trained with: `instruction` is what varies",
     "arrival_time": "a request arrives when it is made",
     "prompt_text": "pass {'prompt_token_ids': ..., 'prompt': ...} to have both",
     "tokenization_kwargs": "prompts are encoded in one way",
