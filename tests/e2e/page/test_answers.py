@@ -180,12 +180,19 @@ def test_the_engine_takes_what_the_page_asks_with(browser: Any, server: Server) 
 
 
 @pytest.mark.slow
-def test_a_chat_that_fills_the_context_has_a_way_out(browser: Any) -> None:
+def test_a_chat_that_fills_the_context_goes_on_by_truncation_and_has_a_way_out(browser: Any) -> None:
     with serve("--max-model-len", "64") as server, opened(browser, server.url) as page:
         ask_with(page, ignore_eos=True)
         send(page, "Tell me a story")
         page.wait_for_selector(".turn[data-state=cut]")
         assert page.inner_text(".facts .state") == "cut: the context is full"
+        ask_with(page, ignore_eos=True, max_output_tokens=30)
+        for number, question in enumerate(("Tell me a story", "And then?", "And then?"), start=1):
+            send(page, question)  # the beginning of the chat makes room for it
+            page.wait_for_function(f"document.querySelectorAll('.turn').length == {number}")
+            page.wait_for_selector(".turn[data-state=active]", state="detached")
+            assert page.query_selector(".turn[data-state=failed]") is None
+            assert len(answers(page)) == number and answers(page)[-1]
         ask_with(page)
         send(page, "very " * 100)  # no truncation makes room for that
         page.wait_for_selector(".turn[data-state=failed]")
