@@ -66,7 +66,7 @@ async def test_what_finds_no_thread_fails_alone_by_name_and_works_afterwards(
     use: tuple[str, Use], base: Path
 ) -> None:
     purpose, run = use
-    fields = {"enable_lora": True, "runner": "thread"} | FIELDS
+    fields: dict[str, Any] = {"enable_lora": True, "runner": "thread"} | FIELDS
     async with triolet.open_engine(str(base), **fields) as engine:
         expected = await engine.complete([1, 2, 3], PARAMS)
         with no_new_threads(), pytest.raises(ResourceShortage, match=f"threads for {purpose}"):
