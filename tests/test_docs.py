@@ -65,6 +65,7 @@ def test_a_test_of_the_documentation_passes(block: Block, tmp_path: Path) -> Non
     assert ended.returncode == 0 and "1 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", sorted({block.page for block in SNIPPETS}), ids=lambda page: page.relative_to(ROOT).as_posix()
 )

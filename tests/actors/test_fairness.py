@@ -127,7 +127,7 @@ async def test_under_fcfs_the_light_client_waits_for_the_hundred(autojump_clock:
 
 
 @pytest.mark.parametrize("executor", [roomy, tight])
-@pytest.mark.parametrize("num_lanes", [8, 32])
+@pytest.mark.parametrize("num_lanes", [8, pytest.param(32, marks=pytest.mark.slow)])
 async def test_while_both_want_more_than_there_is_both_get_the_same_number_of_tokens(
     executor: Callable[[], FakeExecutor], num_lanes: int, autojump_clock: MockClock
 ) -> None:

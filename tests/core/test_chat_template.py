@@ -792,7 +792,13 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name, marks=pytest.mark.slow if place % 2 else ())
+        for place, (name, source) in enumerate(ENDLESS.items())
+    ],
+)
 def test_a_template_without_end_is_stopped_before_it_costs_much(source: str) -> None:
     tracemalloc.start()
     try:

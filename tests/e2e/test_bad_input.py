@@ -106,7 +106,10 @@ async def outcome(engine: Engine, fields: dict[str, Any]) -> str:
     return "served" if reasons <= {"stop", "length", "repetition"} else f"ended by {reasons}"
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize(
+    "field",
+    [pytest.param(field, marks=pytest.mark.slow if place % 3 else ()) for place, field in enumerate(FIELDS)],
+)
 async def test_a_field_of_any_value_is_refused_by_name_or_served(folder: Path, field: str) -> None:
     seen: dict[str, int] = {}
     async with tiny_engine(folder) as engine:

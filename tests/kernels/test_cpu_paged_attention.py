@@ -208,7 +208,9 @@ SECOND_FAMILY = [13, 18, 15, 17, 16]
 
 
 @on_every_cpu_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "group", [1, 4, *(pytest.param(group, marks=pytest.mark.slow) for group in (2, 3, 6, 8))]
 )

@@ -494,10 +494,10 @@ async def test_the_form_of_a_long_body_is_not_read_in_the_event_loop(
 async def test_requests_that_wait_for_a_beginning_that_another_one_computes_are_counted_as_deferred(
     autojump_clock: MockClock,
 ) -> None:
-    async with serving() as scene, trio.open_nursery() as nursery:
+    async with serving(max_num_batched_tokens=64) as scene, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(scene.engine.complete, [1] * 200, SamplingParams(max_tokens=1))
-        await trio.sleep(STEP_S / 2)
+        await trio.sleep(3.5 * STEP_S)  # the last part of the first prompt leaves room for others
         text = (await scene.get("/metrics")).body.decode()
     found = dict(re.findall(r'num_requests_waiting_by_reason{.*reason="(\w+)".*} (.+)', text))
     assert found == {"capacity": "0.0", "deferred": "2.0"}
