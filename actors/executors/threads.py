@@ -7,31 +7,31 @@ from typing import TypeVar
 
 import trio
 
-from triolet.core.recovery.supervision import typed_shortages
+from triolet.core.recovery.supervision import shortage_of
+from triolet.errors import TrioletError
 
 T = TypeVar("T")
 
 
-async def run_in_thread(
-    function: Callable[[], T],
-    purpose: str,
-    *,
-    is_inline: bool = False,
-    limiter: trio.CapacityLimiter | None = None,
-) -> T:
+async def run_in_thread(function: Callable[[], T], purpose: str, *, is_inline: bool = False) -> T:
     """Return the result of a function that runs in a thread. A checkpoint.
 
     Args:
         function: runs to its end, even if the caller is cancelled.
-        purpose: what the thread is for, as in `typed_shortages`.
+        purpose: what the thread is for, as in `shortage_of`.
         is_inline: call it here, as with `runner="inline"`: one thread, one order of events.
-        limiter: bounds the number of such threads; Trio's own by default.
     Raises:
         ResourceShortage: no thread can be started now, or the function lacks a resource.
         Exception: what the function raises.
     """
-    if is_inline:
-        await trio.lowlevel.checkpoint()
-        return function()
-    with typed_shortages(purpose):
-        return await trio.to_thread.run_sync(function, limiter=limiter)
+    try:
+        if is_inline:
+            await trio.lowlevel.checkpoint()
+            return function()
+        return await trio.to_thread.run_sync(function)
+    except TrioletError:  # its own words say more, as those of weights for which the disk has no room
+        raise
+    except Exception as error:
+        if (shortage := shortage_of(error, purpose)) is None:
+            raise
+        raise shortage from error

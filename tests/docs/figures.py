@@ -77,6 +77,17 @@ def _soak_of_the_server() -> str:
     )
 
 
+def _orphans() -> str:
+    serving, loading = (_last("orphans", state=state) for state in ("serving", "loading"))
+    assert serving["rounds"] == loading["rounds"]
+    return (
+        f"`kill -9` of the server, {serving['rounds']} times while it answers and as often while it loads | its other "
+        f"processes were gone after {serving['gone_ms']['p50']:.0f} ms (median; {serving['gone_ms']['max']:.0f} at "
+        f"most) while it answered, and after {loading['gone_ms']['p50']:.0f} ms ({loading['gone_ms']['max']:.0f}) "
+        "while it loaded"
+    )
+
+
 def _hogs(long_prompt: bool, settled: bool = True) -> list[Line]:
     return [
         line
@@ -184,6 +195,7 @@ SENTENCES: dict[str, tuple[Callable[[], str], ...]] = {
     "docs/faults.md": (
         _death_of_a_process,
         _answers_after_kills,
+        _orphans,
         _soak,
         _soak_of_the_server,
         _longest_steps,

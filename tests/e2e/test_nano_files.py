@@ -111,6 +111,7 @@ def test_counting_down_from_100_goes_on_for_hundreds_of_tokens_and_stops(
     assert len(ids) > 250
 
 
+@pytest.mark.slow
 def test_counting_to_100_stops_at_100(tokenizer: Any, generate: Callable[..., list[int]]) -> None:
     ids = generate([user("count to 100")], max_new_tokens=310)
     assert tokenizer.decode(ids) == ", ".join(map(str, range(1, 101))) + ".<|end|>"

@@ -178,12 +178,13 @@ async def test_kills_and_stops_of_ranks_at_any_time_change_no_answer_and_leave_n
     assert ranks_here() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
         ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}, "3 attention heads"),
-        pytest.param({"intermediate_size": 81}, "intermediate size, 81", marks=pytest.mark.slow),
-        pytest.param({"vocab_size": 301}, "vocabulary, 301", marks=pytest.mark.slow),
+        ({"intermediate_size": 81}, "intermediate size, 81"),
+        ({"vocab_size": 301}, "vocabulary, 301"),
     ],
 )
 async def test_a_size_that_does_not_divide_the_model_is_refused_by_name(

@@ -33,6 +33,7 @@ print("triton" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_step_on_the_cpu_does_not_import_triton() -> None:
     assert run_python(CPU_STEP.format(prelude="")) == "False"
 

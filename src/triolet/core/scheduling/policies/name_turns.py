@@ -1,9 +1,9 @@
 """Turns of the names under one client: each name's next request before another one's second.
 
-A server counts all requests of an API key as one client, and the body's `client` names whom the key's holder asks for.
-Names divide what the client gets, request by request: the first waiting request of every name has the same turn, the
-second the next one, and so on, as packets have in start-time fair queueing (Goyal, Vin and Cheng, 1996) if all have one
-length. A name that begins to wait starts at the turn that is being served, so that no credit is saved up.
+A server counts all requests of an API key as one client, and the body's `client` names a user of that key. Names divide
+what the client gets, request by request: the first waiting request of every name has the same turn, the second the next
+one, and so on, as packets have in start-time fair queueing (Goyal, Vin and Cheng, 1996) if all have one length. A name
+that begins to wait starts at the turn that is being served, so that no credit is saved up.
 """
 
 from __future__ import annotations
