@@ -67,7 +67,7 @@ def draws_in_torch(
     ("vocab_size", "num_rows"),
     [
         (1, 4), (2, 10), (40, 10), (TILE, 4), (TILE + 1, 4), (3003, 2),
-        pytest.param(300, num_cases(5000), marks=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((40, 40), (300, num_cases(5000)))),
     ],
 )  # fmt: skip
 def test_rows_of_mixed_parameters_get_the_tokens_that_torch_draws(vocab_size: int, num_rows: int) -> None:
