@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import trio
 
-from triolet.actors.executors.grammars import Grammars, GrammarsDied
+from triolet.actors.executors.grammar.grammars import Grammars, GrammarsDied
 from triolet.core.engine_core import GrammarMasks
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ResourceShortage

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import trio
 
 from triolet.actors.channels import Channels
-from triolet.actors.executors.grammars import (
+from triolet.actors.executors.grammar.grammars import (
     GrammarFailed,
     GrammarRefused,
     Grammars,
@@ -174,7 +174,7 @@ def make_grammars(config: EngineConfig, model: LoadedModel) -> OpenGrammars:
     if config.runner == "inline":
         return _inline_grammars(model)
     # Imported while nothing is served: that takes more than 10 ms, and the first grammar must not hold the loop.
-    from triolet.actors.executors import grammar_process
+    from triolet.actors.executors.grammar import grammar_process
 
     # Kept from scope to scope: only an original that is known to start in a second is missed after two.
     limits = grammar_process.GrammarLimits()

@@ -105,7 +105,7 @@ class Watched:
     @property
     def process_ids(self) -> list[int]:
         """Return the ids of the processes that live."""
-        return [each._process._popen.pid for each in self.processes if each._process is not None]
+        return [each._process.child.pid for each in self.processes if each._process is not None]
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:

@@ -58,6 +58,7 @@ import triolet
 from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.actors import tokenizer
 from triolet.actors.channels import Channels
+from triolet.actors.executors.child_process import processor_s_of
 from triolet.actors.executors.connection import RunnerConnection
 from triolet.actors.executors.contract import Following, Tell
 from triolet.actors.executors.process import ProcessExecutor
@@ -122,7 +123,7 @@ class StoppedExecutor(ProcessExecutor):
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         self._num_loads += 1
         if self._num_loads > 1 and self._plant.take("loading"):
-            os.kill(self._here()._popen.pid, signal.SIGSTOP)
+            os.kill(self._here().child.pid, signal.SIGSTOP)
         return await super().start(on_progress)
 
     async def standby_ready(self) -> None:
@@ -133,16 +134,14 @@ class StoppedExecutor(ProcessExecutor):
             await trio.sleep(2.0)
 
     def _standby_s(self) -> float:
-        """Return the processor time of the standby process, seconds; 0 while there is none."""
-        if (process := self._standby.process) is None:
-            return 0.0
-        fields = Path(f"/proc/{process._popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the processor time of the standby, seconds; 0 while there is none."""
+        source = self._standby.source
+        return 0.0 if source is None else processor_s_of(source.child.pid)
 
     async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
         is_learned = self._hang_limit.limit_s(step_kind(plan)) != self._config.step_timeout
         if is_learned and self._plant.take("step"):
-            os.kill(self._here()._popen.pid, signal.SIGSTOP)
+            os.kill(self._here().child.pid, signal.SIGSTOP)
         return await super().execute_in_turn(plan, tell, following)
 
 

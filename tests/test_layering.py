@@ -73,7 +73,7 @@ EXCEPTIONS = {
     "triolet.core.chat_template": words(
         "jinja2"
     ),  # a template is a Jinja program; the rest of core is plain Python
-    "triolet.actors.executors.grammars": words(
+    "triolet.actors.executors.grammar.grammars": words(
         "triolet.structured_outputs"
     ),  # follows grammars here, in tests
     "triolet.actors.adapters": words("triolet.model"),  # reads adapter folders

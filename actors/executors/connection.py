@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import subprocess
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Final, Protocol
 
 import attrs
 import trio
 
-from triolet.config.engine import EngineConfig
+from triolet.actors.executors.child_process import (
+    ChildProcess,
+    SpawnedProcess,
+    describe_exit,
+    exit_code_of,
+    processor_s_of,
+    worker_environment,
+)
 from triolet.core.recovery.supervision import StderrTail, typed_shortages
 from triolet.core.step_plan import StepPlan
 from triolet.errors import FrameError, RunnerDied
@@ -45,7 +49,6 @@ READ_BYTES: Final = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
-SECRET_VARIABLES: Final = EngineConfig.secret_variables()
 
 Posted = Halt | PrepareAdapter | ImportModules | StepPlan
 """Requests that need not be waited for: they are not answered, or their answer is waited for later."""
@@ -282,63 +285,66 @@ class RunnerConnection(ABC):
             self._talk.deadline = trio.current_time()
 
 
-# Of the fields behind the name in /proc/PID/stat.
-STAT_TIMES = slice(11, 13)  # in user mode and in the system, ticks
-STAT_EXIT_CODE = 49
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+@attrs.frozen
+class Pipes:
+    """This side's ends of the pipes to a runner's process."""
+
+    requests: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
+    replies: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
+    errors: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
+    life: int
+    """Reading end of its lifeline."""
+
+    def close(self) -> None:
+        """Close all."""
+        for stream in (self.requests, self.replies, self.errors):
+            stream.close()
+        os.close(self.life)
 
 
-def describe_exit(returncode: int) -> str:
-    """Describe an exit in words, for a log."""
-    if returncode >= 0:
-        return f"ended with exit status {returncode}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"was killed by signal {-returncode}"
+Ends = tuple[int, int, int, int]
+"""Descriptors of one side: requests, replies, errors, lifeline."""
 
 
-def exit_code_of(process_id: int) -> int | None:
-    """Return the exit code of a process that is dying or not yet waited for, as in `Popen.returncode`.
+@contextmanager
+def pipes_to_a_process() -> Iterator[tuple[Ends, Ends]]:
+    """Open the pipes to a process that is started within the scope; yield this side's ends and its.
 
-    Returns:
-        None if it cannot be known before the process is waited for; 0 if it lives or is about to end.
-    """
-    with suppress(OSError, ValueError, IndexError):
-        return os.waitstatus_to_exitcode(int(_stat_of(process_id)[STAT_EXIT_CODE]))
-    return None
-
-
-def processor_s_of(process_id: int) -> float:
-    """Return the processor time that a process has used, seconds; 0 if the system does not say."""
-    with suppress(OSError, ValueError):
-        return sum(map(int, _stat_of(process_id)[STAT_TIMES])) / TICKS_PER_S
-    return 0.0
-
-
-def _stat_of(process_id: int) -> list[bytes]:
-    """Return the fields behind the name that Linux tells of a process.
+    Those of the process are closed with the scope, and this side's, too, if it fails.
 
     Raises:
-        OSError: there is no such process, or another system.
+        ResourceShortage: they cannot be opened, or the process cannot be started.
     """
-    with open(f"/proc/{process_id}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
+    with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
+        requests_end, requests = open_pipe(reader=theirs, writer=ours)
+        replies, replies_end = open_pipe(reader=ours, writer=theirs)
+        errors, errors_end = open_pipe(reader=ours, writer=theirs)
+        life, life_end = open_pipe(reader=ours, writer=theirs)
+        yield (requests, replies, errors, life), (requests_end, replies_end, errors_end, life_end)
+        ours.pop_all()
+
+
+def open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
+    ends = os.pipe()
+    reader.callback(os.close, ends[0])
+    writer.callback(os.close, ends[1])
+    return ends
 
 
 @attrs.define(eq=False)
 class RunnerProcess(RunnerConnection):
     """One process, with all descriptors that must be closed after it."""
 
-    _popen: subprocess.Popen[bytes]
-    _requests: trio.lowlevel.FdStream
-    _writer: FrameWriter  # of the requests
-    _replies: trio.lowlevel.FdStream
-    _errors: trio.lowlevel.FdStream
-    _lifeline: int
-    _pidfd: int | None  # of Linux only; open until the process has been reaped
-    _exited: trio.Event = attrs.field(factory=trio.Event)
-    _line: bytes = b""
-    _last_words: StderrTail = attrs.field(factory=StderrTail)
+    child: ChildProcess
+    _pipes: Pipes
+    _writer: FrameWriter = attrs.field(init=False)  # of the requests
+    _exited: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _line: bytes = attrs.field(default=b"", init=False)
+    _last_words: StderrTail = attrs.field(factory=StderrTail, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._writer = FrameWriter(self._pipes.requests)
 
     @classmethod
     def spawn(cls, command: Sequence[str], cores: frozenset[int] | None = None) -> RunnerProcess:
@@ -351,32 +357,17 @@ class RunnerProcess(RunnerConnection):
         """
         # Blocks for a millisecond or two. It must: Linux tells the process of the end of the *thread* that started it,
         # and the threads in which Trio starts processes end after ten idle seconds.
-        with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
-            requests_end, requests = _open_pipe(reader=theirs, writer=ours)
-            replies, replies_end = _open_pipe(reader=ours, writer=theirs)
-            errors, errors_end = _open_pipe(reader=ours, writer=theirs)
-            life, life_end = _open_pipe(reader=ours, writer=theirs)
-            popen = subprocess.Popen(
+        with pipes_to_a_process() as (ours, (requests, replies, errors, life)):
+            child = SpawnedProcess.spawn(
                 command,
-                stdin=requests_end,
-                stdout=replies_end,
-                stderr=errors_end,
-                pass_fds=[life_end],
-                env={**worker_environment(), lifeline.VARIABLE: str(life_end)},
-                # A Ctrl-C at the terminal is for the engine, which knows in which order to stop.
-                start_new_session=True,
+                cores,
+                stdin=requests,
+                stdout=replies,
+                stderr=errors,
+                pass_fds=[life],
+                env={**worker_environment(), lifeline.VARIABLE: str(life)},
             )
-            ours.callback(popen.wait)
-            ours.callback(popen.kill)
-            if cores is not None and sys.platform == "linux":
-                with suppress(OSError):  # the load says what is wrong with them
-                    os.sched_setaffinity(popen.pid, cores)
-            # Opened here, where it may fail: the task that waits for the end of the process has no one to tell.
-            pidfd = os.pidfd_open(popen.pid) if sys.platform == "linux" else None
-            ours.pop_all()
-        stream = trio.lowlevel.FdStream
-        to_process = stream(requests)
-        return cls(popen, to_process, FrameWriter(to_process), stream(replies), stream(errors), life, pidfd)
+        return cls(child, Pipes(*ours))
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[RunnerProcess]:
@@ -410,20 +401,23 @@ class RunnerProcess(RunnerConnection):
     @property
     def is_alive(self) -> bool:
         """False once the system says that it has ended."""
-        return self._popen.poll() is None
+        return self.child.is_alive
+
+    async def take(self) -> RunnerProcess:
+        """Return this process, as the source of itself (`standby.Source`)."""
+        await trio.lowlevel.checkpoint()
+        return self
 
     def discard(self) -> None:
         """Kill a process that was never `running()`, and close what belongs to it."""
-        self._popen.kill()
-        for stream in (self._requests, self._replies, self._errors):
-            stream.close()
-        os.close(self._lifeline)
+        self.child.kill()
+        self._pipes.close()
         trio.lowlevel.spawn_system_task(self._reap)  # the system takes a while to free its memory
 
     async def _watch(self) -> None:
         """Wait for the end of the lifeline, whatever else is cancelled."""
         with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
-            await trio.lowlevel.wait_readable(self._lifeline)
+            await trio.lowlevel.wait_readable(self._pipes.life)
             self._note_death()
 
     async def _reap(self) -> None:
@@ -431,45 +425,37 @@ class RunnerProcess(RunnerConnection):
         try:
             await self._wait_for_exit()
         finally:  # also if all of Trio ends first
-            self._popen.kill()
-            self._popen.wait()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
+            self.child.end_now()
         self._exited.set()
         self._note_death()
 
     async def _wait_for_exit(self) -> None:
-        if self._popen.poll() is not None:  # `Popen.kill` looks first, and reaps
-            return
-        if self._pidfd is not None:
-            await trio.lowlevel.wait_readable(self._pidfd)
-            self._popen.wait()
-        else:
-            await trio.to_thread.run_sync(self._popen.wait, limiter=trio.CapacityLimiter(1))
+        await self.child.wait()
 
     @property
     def processor_s(self) -> float:
-        return processor_s_of(self._popen.pid)
+        return processor_s_of(self.child.pid)
 
     def _kill(self) -> None:
-        self._popen.kill()
+        self.child.kill()
 
     async def _send(self, frame: bytes) -> None:
         self._writer.put(frame)
         await self._writer.flush()
 
     async def _receive(self) -> bytes:
-        return await receive_when_ready(self._replies)
+        return await receive_when_ready(self._pipes.replies)
 
     async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
-        self._popen.kill()  # changes no exit status of a process that is ending already
+        self.child.kill()  # changes no exit status of a process that is ending already
         self._note_death()  # nothing that it does can follow, and the end of its lifeline may take a while
         await trio.lowlevel.checkpoint()
-        returncode = self._popen.returncode
+        returncode = self.child.returncode
         # 0 may be yet to change: descriptors are closed before it is known how a process ends.
-        if returncode is None and not (returncode := exit_code_of(self._popen.pid)):
+        if returncode is None and not (returncode := exit_code_of(self.child.pid)):
             await self._exited.wait()
-            returncode = self._popen.returncode
+            returncode = self.child.returncode
+        assert returncode is not None
         self._hear_the_rest()
         is_hang = is_hang and reason is not None
         reason = reason or describe_exit(returncode)
@@ -478,28 +464,28 @@ class RunnerProcess(RunnerConnection):
         return RunnerDied(reason, returncode, is_hang=is_hang)
 
     async def _end(self) -> None:
-        self._requests.close()
+        self._pipes.requests.close()
         if not self._dying.is_set():
             with trio.move_on_after(GRACE_S):
                 await self._exited.wait()
-            self._popen.kill()
+            self.child.kill()
             await self._exited.wait()
         self._hear_the_rest()
-        self._replies.close()
-        self._errors.close()
-        trio.lowlevel.notify_closing(self._lifeline)
-        os.close(self._lifeline)
+        self._pipes.replies.close()
+        self._pipes.errors.close()
+        trio.lowlevel.notify_closing(self._pipes.life)
+        os.close(self._pipes.life)
 
     async def _log_errors(self) -> None:
         """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
         with suppress(trio.ClosedResourceError):
-            while data := await self._errors.receive_some(READ_BYTES):
+            while data := await self._pipes.errors.receive_some(READ_BYTES):
                 self._hear(data)
 
     def _hear_the_rest(self) -> None:
         """Log what a dead process has left in the pipe: it may be the reason."""
         with suppress(BlockingIOError):
-            while data := os.read(self._errors.fileno(), READ_BYTES):
+            while data := os.read(self._pipes.errors.fileno(), READ_BYTES):
                 self._hear(data)
         self._log(self._line)
         self._line = b""
@@ -514,19 +500,4 @@ class RunnerProcess(RunnerConnection):
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
             self._last_words.hear(text, trio.current_time())
-            logger.warning("process %d: %s", self._popen.pid, text)
-
-
-def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
-    ends = os.pipe()
-    reader.callback(os.close, ends[0])
-    writer.callback(os.close, ends[1])
-    return ends
-
-
-def worker_environment() -> dict[str, str]:
-    """Return this program's environment without secrets, and with its module search path."""
-    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    shared = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    return {**shared, "PYTHONPATH": search_path}
+            logger.warning("process %d: %s", self.child.pid, text)

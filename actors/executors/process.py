@@ -15,10 +15,10 @@ hands it to its device at once. Each has the time that its kind of step may take
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
     one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
 
-A fresh process needs seconds to import torch. So ten seconds after a load a standby process is started, which imports
-the same modules and waits; it replaces the process that dies, and the next one is started at once. With `keep_standby`
-off, that is done where a reply takes a third of the time after which the process counts as hung. If the reply comes
-after all, the standby is ended a few seconds later.
+A fresh process needs seconds to import torch. So ten seconds after a load a standby is started (`executors.standby`):
+a fork server, whose forks replace each process that dies. With `keep_standby` off, that is done where a reply takes a
+third of the time after which the process counts as hung. If the reply comes after all, the standby is ended a few
+seconds later.
 
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
 waits for that, before it loads.
@@ -26,13 +26,12 @@ waits for that, before it loads.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import NoReturn
 
 import trio
 
@@ -45,6 +44,8 @@ from triolet.actors.executors.contract import (
     with_kv_cache,
     with_weights,
 )
+from triolet.actors.executors.fork_server import FORK_SERVER, ForkServer
+from triolet.actors.executors.standby import Standby, spawn_importing
 from triolet.config.devices import cores_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
@@ -57,14 +58,12 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
-    ResourceShortage,
     RunnerDied,
     RunnerFailed,
 )
 from triolet.ipc.failures import Failure, rebuild, rebuild_call_error
 from triolet.ipc.messages import (
     CallAnswer,
-    ImportModules,
     PrepareAdapter,
     Reply,
 )
@@ -76,12 +75,10 @@ WORKER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.runner")
 # and in a load that makes no progress after a multiple of the longest silence of the loads before. The first one has
 # no limit: it may compile kernels, and the operator watches it. A silent load that uses a processor is slow rather than
 # stuck, perhaps on a machine that has become busy since: it has such a limit several times.
-SUSPICION = 1 / 3  # of such a limit, after which a standby process is started
+SUSPICION = 1 / 3  # of such a limit, after which a standby is started
 NUM_BUSY_LIMITS = 4  # of a load that computes
 LOOK = 0.9  # of such a limit, after which it is asked for the processor time
 BUSY = 0.05  # part of that time for which a load has had a processor, if it computes
-STANDBY_S = 10.0  # that a standby is kept after a late reply; late ones often come in series
-KEPT_AFTER_S = 10.0  # from a load until one is started to be kept: its imports take the time of a processor
 
 
 class ProcessExecutor(LookAheadExecutor):
@@ -90,16 +87,29 @@ class ProcessExecutor(LookAheadExecutor):
     Args:
         config: with a `model`; sent to the process without secrets.
         command: starts the process.
+        fork_server: starts a server whose forks do the same; None for that of `WORKER`, if there is one on this system.
     """
 
-    def __init__(self, config: EngineConfig, command: Sequence[str] = WORKER) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: Sequence[str] = WORKER,
+        fork_server: Sequence[str] | None = None,
+    ) -> None:
         self._config = config.without_secrets()
         self._command = tuple(command)
         self._process: RunnerConnection | None = None
         self._former: RunnerConnection | None = None
         # Bound from its beginning on: the imports of one replica's next process must not slow down the others.
-        self._spawn = partial(RunnerProcess.spawn, self._command, cores_of(config.device))
-        self._standby = Standby(self._spawn)
+        cores = cores_of(config.device)
+        self._spawn = partial(RunnerProcess.spawn, self._command, cores)
+        if self._command == WORKER and sys.platform == "linux":
+            fork_server = fork_server or FORK_SERVER
+        self._standby = Standby(
+            partial(spawn_importing, self._spawn)
+            if fork_server is None
+            else partial(ForkServer.spawn, fork_server, cores)
+        )
         self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
@@ -138,11 +148,11 @@ class ProcessExecutor(LookAheadExecutor):
 
     async def _next_process(self) -> RunnerConnection:
         """Return the process of the next life."""
-        if (standby := self._standby.take()) is None:
+        if (process := await self._standby.take()) is None:
             return self._spawn()
         if self._config.keep_standby:
             self._standby.start()  # crashes often come in series
-        return standby
+        return process
 
     def _suspect(self) -> None:
         """Prepare for a process that may hang."""
@@ -390,95 +400,3 @@ def _checked(reply: Reply, plan: StepPlan) -> StepResult | Failure:
     if isinstance(reply, StepResult) and reply.step_id != plan.step_id:
         raise FrameError(f"step {plan.step_id} must end with its result; got that of {reply.step_id}")
     return reply
-
-
-class Replacement(Protocol):
-    """What a standby needs of a process."""
-
-    @property
-    def is_alive(self) -> bool:
-        """False once the system says that it has ended."""
-        ...
-
-    def post(self, message: ImportModules) -> bool:
-        """Send a request that is not answered."""
-        ...
-
-    def discard(self) -> None:
-        """Kill it and close what belongs to it."""
-        ...
-
-    async def gone(self) -> None:
-        """Wait until the system has freed what it held."""
-        ...
-
-
-P = TypeVar("P", bound=Replacement)
-
-
-class Standby(Generic[P]):
-    """Process that has imported what a load needs and holds no model, or none.
-
-    Args:
-        spawn: starts a process.
-    """
-
-    def __init__(self, spawn: Callable[[], P]) -> None:
-        self._spawn = spawn
-        self.process: P | None = None
-        """The process, until it is taken or ended."""
-        self._use = trio.CancelScope()
-        self._delay = trio.CancelScope()
-
-    def keep(self) -> None:
-        """Start the process in `KEPT_AFTER_S`, unless it is called off before: then there is one until it is taken."""
-        self._delay.cancel()
-        self._delay = trio.CancelScope()
-        trio.lowlevel.spawn_system_task(self._start_at, trio.current_time() + KEPT_AFTER_S, self._delay)
-
-    async def _start_at(self, time_s: float, delay: trio.CancelScope) -> None:
-        with delay:
-            await trio.sleep_until(time_s)
-            self.start()
-
-    def start(self) -> None:
-        """Start the process unless there is one; where there is no room for one there is none."""
-        if self.process is None:
-            with suppress(ResourceShortage, OSError):
-                self.process = self._spawn()
-                self.process.post(ImportModules())
-                self._use = trio.CancelScope()
-                trio.lowlevel.spawn_system_task(self._end_unused, self.process, self._use)
-        self._use.deadline = math.inf
-
-    def expire(self) -> None:
-        """Let the process end unless it is taken soon."""
-        self._delay.cancel()
-        self._use.deadline = trio.current_time() + STANDBY_S
-
-    def take(self) -> P | None:
-        """Give the process away, if there is one that lives."""
-        process, self.process = self.process, None
-        self._delay.cancel()
-        self._use.cancel()
-        if process is None or process.is_alive:
-            return process
-        process.discard()
-        return None
-
-    async def end(self) -> None:
-        """End the process, if there is one, and wait until it has gone."""
-        if (process := self.take()) is not None:
-            process.discard()
-            with trio.CancelScope(shield=True):
-                await process.gone()
-
-    async def _end_unused(self, process: P, use: trio.CancelScope) -> None:
-        # a system task, since a killed process ends the scope of the executor before the next one takes this
-        try:
-            with use:
-                await trio.sleep_forever()
-        finally:  # also if all of Trio ends first
-            if self.process is process:
-                self.process = None
-                process.discard()

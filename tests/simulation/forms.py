@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from tests.actors.harness import VOCAB
-from triolet.actors.executors.grammars import GrammarFailed, Grammars, GrammarsDied
+from triolet.actors.executors.grammar.grammars import GrammarFailed, Grammars, GrammarsDied
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.ipc.grammar import MaskAnswer

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.mutation import mutant
 from triolet.actors import structured_output, supervisor, tokenizer
-from triolet.actors.executors.grammars import GrammarsDied
+from triolet.actors.executors.grammar.grammars import GrammarsDied
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.engine_core import GrammarMasks
 from triolet.core.journal import JournalEntry

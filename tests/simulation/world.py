@@ -16,7 +16,7 @@ from tests.actors.harness import Panic
 from tests.simulation.adapters import Folders, WatchedAdapters
 from tests.simulation.operations import Operations, Weights
 from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
-from triolet.actors.executors.grammars import GrammarsDied
+from triolet.actors.executors.grammar.grammars import GrammarsDied
 from triolet.actors.model_runner import WeightsRefused
 from triolet.actors.structured_output import MAX_ATTEMPTS
 from triolet.actors.watchdog import ActorStuck

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import trio
 
-from triolet.actors.executors.connection import describe_exit, exit_code_of, worker_environment
+from triolet.actors.executors.child_process import describe_exit, exit_code_of, worker_environment
 from triolet.actors.executors.group import Meeting
 from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end

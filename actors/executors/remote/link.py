@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager, suppress
 import attrs
 import trio
 
+from triolet.actors.executors.child_process import describe_exit
 from triolet.actors.executors.connection import (
     READ_BYTES,
     Descriptor,
     FrameWriter,
     Posted,
     RunnerConnection,
-    describe_exit,
     receive_when_ready,
 )
 from triolet.errors import FrameError, RunnerDied

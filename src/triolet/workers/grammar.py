@@ -1,6 +1,6 @@
 """Program of the grammar processes: `python -m triolet.workers.grammar FD PARENT`.
 
-Started by `actors.executors.grammar_process`.
+Started by `actors.executors.grammar.grammar_process`.
 
 The first one reads the vocabulary, once, and then only forks: each grammar gets a copy of it, which shares the
 vocabulary's memory and serves that one grammar until its socket is closed. A process that takes too long is killed, and
@@ -15,7 +15,6 @@ PARENT is the id of the engine's process. No grammar process outlives its parent
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -37,18 +36,18 @@ from triolet.ipc.grammar import (
     OpenGrammar,
     Vocabulary,
 )
+from triolet.workers.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 READ_BYTES = 2**16
 NICENESS = 10
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
     """Read the vocabulary, then fork a copy for each request, until the connection is closed."""
-    _die_with_parent(os.getppid() if parent_id is None else parent_id)
+    die_with_parent(os.getppid() if parent_id is None else parent_id)
     # A grammar may take a core for seconds, which the event loop and the model need for everything else.
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
@@ -74,7 +73,7 @@ def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> Non
                 _reply(asker, _state_of(error, "a grammar process"))
             return
         if is_copy:
-            _die_with_parent(original_id)
+            die_with_parent(original_id)
             connection.close()
             _serve(tokens, asker)
 
@@ -172,14 +171,6 @@ def _requests(connection: socket.socket) -> Iterator[GrammarRequest]:
 
 def _reply(connection: socket.socket, reply: GrammarReply) -> None:
     connection.sendall(GRAMMAR_REPLIES.pack(reply))
-
-
-def _die_with_parent(parent_id: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that ended before that call sends no signal, and a compilation would go on for as long as it takes.
-    if os.getppid() != parent_id:
-        os._exit(0)
 
 
 if __name__ == "__main__":

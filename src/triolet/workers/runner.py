@@ -22,7 +22,6 @@ import itertools
 import os
 import queue
 import select
-import signal
 import sys
 import threading
 import time
@@ -65,10 +64,10 @@ from triolet.ipc.messages import (
     Request,
 )
 from triolet.ipc.values import pack_value, unpack_value
+from triolet.workers.parent_death import die_with_parent
 from triolet.workers.step_pipeline import StepPipeline
 
 READ_BYTES = 2**16  # what a pipe holds on Linux
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 LAST_FD = 2**32 - 1
 SYS_CLOSE_RANGE = 436  # on every architecture
 CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
@@ -171,7 +170,7 @@ def serve(load: Load, transport: Transport, prepare: Callable[[OnProgress], None
     """
     try:
         with typed_shortages("starting the model runner"):
-            _die_with_parent(transport.fileno())
+            _end_with_parent(transport.fileno())
         faulthandler.enable()  # a segmentation fault leaves its stack in the engine's log
         for reply in _replies(load, transport, prepare):
             transport.reply(reply)
@@ -278,10 +277,8 @@ def _prepare(runner: AdapterRunner, request: PrepareAdapter) -> None:
         sys.stderr.write(f"adapter {request.path} cannot be prepared: {error}\n")
 
 
-def _die_with_parent(requests_fd: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that died before this line has left the pipe behind, closed.
+def _end_with_parent(requests_fd: int) -> None:
+    die_with_parent()  # one that died before this line has left the pipe behind, closed
     watch = partial(_watch_parent, requests_fd)
     if (fd := os.environ.pop(lifeline.VARIABLE, None)) is not None:
         hold_lifeline(int(fd), {requests_fd, sys.stderr.fileno()}, watch)

@@ -7,6 +7,8 @@ POISON; or `reload`: each load but that of the process which has made the MARK.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
 Where a folder TOLD is given, each misdeed makes a file in it first, so that a test knows when to move its clock on.
 
+`python -m tests.actors.executors.fake_worker fork_server [hang|fork|- [WHAT ...]]` is their fork server.
+
 `python -m tests.actors.executors.fake_worker ahead ...` has a device, a thread, that computes the steps it was handed.
 For it WHEN may be `submit N`, the moment at which it is handed its N-th step, or `tell N`, when the result of that is
 about to be told; the step `N` itself goes wrong in the device. With `wait_for_the_next` a step (WHEN is also `all`, or
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,15 +28,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 from tests.core.fake_model import FakeModel
 from triolet.config.engine import EngineConfig
-from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult, StepRunner
 from triolet.core.worker_call import WorkerCall
 from triolet.errors import ConfigError, InvariantViolated, UnknownWorkerMethod
 from triolet.ipc.messages import REPLIES
+from triolet.workers import fork_server
 from triolet.workers.runner import FdTransport, serve
 
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 64, 4, 50
@@ -246,9 +251,24 @@ class MisbehavingDevice(Misbehaving):
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["fork_server"]:
+        be_fork_server(*sys.argv[2:])
     is_ahead = sys.argv[1:2] == ["ahead"]
     runner = MisbehavingDevice(*sys.argv[2:]) if is_ahead else Misbehaving(*sys.argv[1:])
     serve(runner.load, FdTransport.take_over_standard_streams())
+
+
+def be_fork_server(misdeed: str = "", *of_runner: str) -> NoReturn:
+    """Be the fork server of such processes; `hang` in its imports, or `fork` no process."""
+
+    def prepare(on_progress: OnProgress) -> None:
+        on_progress(LoadProgress(IMPORTS, 0, 0))
+        if misdeed == "hang":
+            time.sleep(60)
+
+    if misdeed == "fork":
+        os.fork = fail_with(BlockingIOError("planted"))  # type: ignore[assignment]
+    fork_server.main(socket.socket(fileno=0), lambda *args: Misbehaving(*of_runner).load(*args), prepare)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,9 @@ async def test_the_death_of_a_rank_is_told_before_the_memory_of_any_is_freed(
             process = ranks[rank]._here()
             assert isinstance(process, RunnerProcess)
             if when == "step":
-                threading.Timer(0.1, os.kill, [process._popen.pid, signal.SIGKILL]).start()
+                threading.Timer(0.1, os.kill, [process.child.pid, signal.SIGKILL]).start()
                 await group.execute(first_step(), unexpected)
-            os.kill(process._popen.pid, signal.SIGKILL)
+            os.kill(process.child.pid, signal.SIGKILL)
             await trio.sleep_forever()
 
     with trio.fail_after(300):

@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from tests.source_tree import SRC
-from triolet.actors.executors.connection import exit_code_of
+from triolet.actors.executors.child_process import exit_code_of
 
 HOLDER = """
 import os, signal, sys, time

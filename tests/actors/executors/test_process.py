@@ -36,8 +36,10 @@ from tests.actors.harness import LetterTokenizer, answer_of, unexpected
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
+from triolet.actors.executors.child_process import ChildProcess
 from triolet.actors.executors.connection import MAX_LINE_BYTES, RunnerProcess
-from triolet.actors.executors.process import KEPT_AFTER_S, STANDBY_S, ProcessExecutor, Standby
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.standby import KEPT_AFTER_S, STANDBY_S, Standby
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery import recovery_state
@@ -164,10 +166,10 @@ async def test_a_process_is_bound_to_the_cores_of_its_device_before_it_imports_a
     core = min(os.sched_getaffinity(0))
     executor = executor_that(device=f"cpu:{core}")
     async with executor.running():
-        assert os.sched_getaffinity(process_here(executor)._popen.pid) == {core}
+        assert os.sched_getaffinity(process_here(executor).child.pid) == {core}
     executor = executor_that(device="cpu:9999")  # there is none; the load says so
     async with executor.running():
-        assert os.sched_getaffinity(process_here(executor)._popen.pid) == os.sched_getaffinity(0)
+        assert os.sched_getaffinity(process_here(executor).child.pid) == os.sched_getaffinity(0)
 
 
 async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
@@ -309,7 +311,7 @@ async def test_a_killed_process_is_noticed_by_itself_and_not_by_a_clock(
 
     async def live() -> None:
         async with executor.running():
-            process_id = process_here(executor)._popen.pid
+            process_id = process_here(executor).child.pid
             if when == "load":
                 await executor.start(lambda progress: os.kill(process_id, signal.SIGKILL))
             await executor.start(ignore)
@@ -391,16 +393,16 @@ async def test_a_process_that_hangs_is_replaced_by_one_that_was_started_when_it_
 ) -> None:
     executor = executor_that("hang", 1, tmp_path / "mark", step_timeout=30.0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: executor._standby.process)
+        nursery.start_soon(jump_in_two, mock_clock, tmp_path / "mark", lambda: executor._standby.source)
         assert (await death_of(executor, first_step())).is_hang
-    standby = executor._standby.process
+    standby = executor._standby.source
     assert standby is not None
     async with executor.running():
-        assert executor._here() is standby
+        assert process_here(executor) is standby
         await executor.start(ignore)
         await executor.execute(first_step(), unexpected)
     await standby.gone()
-    assert executor._standby.process is None
+    assert executor._standby.source is None
 
 
 async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_needed(
@@ -409,16 +411,16 @@ async def test_a_process_that_was_started_on_suspicion_is_ended_when_it_is_not_n
     executor = executor_that()
     async with executor.running():
         executor._standby.start()
-        standby = executor._standby.process
+        standby = executor._standby.source
         assert standby is not None
         mock_clock.jump(60.0)  # a step that is suspected may have a long time left
         await wait_all_tasks_blocked()
-        assert executor._standby.process is standby
+        assert executor._standby.source is standby
         executor._standby.expire()
         mock_clock.jump(STANDBY_S)
         await standby.gone()
         executor._standby.start()
-        second = executor._standby.process
+        second = executor._standby.source
         assert second is not None
         assert second is not standby
     await second.gone()  # with the executor's scope
@@ -428,10 +430,10 @@ async def die_after(executor: ProcessExecutor, clock: MockClock, delay_s: float)
     """Load the model, and kill the process when some seconds have passed."""
     async with executor.running():
         await executor.start(ignore)
-        assert executor._standby.process is None  # its imports would take the time of the first steps
+        assert executor._standby.source is None  # its imports would take the time of the first steps
         clock.jump(delay_s)
         await wait_all_tasks_blocked()
-        process_here(executor)._popen.kill()
+        process_here(executor).child.kill()
         await executor.execute(first_step(), unexpected)
 
 
@@ -441,17 +443,17 @@ async def test_a_process_that_dies_is_replaced_by_the_one_that_is_kept_since_its
     executor = executor_that(keep_standby=True)
     with pytest.raises(RunnerDied):
         await die_after(executor, mock_clock, KEPT_AFTER_S)
-    standby = executor._standby.process
+    standby = executor._standby.source
     assert standby is not None
     async with executor.running():
-        assert executor._here() is standby
-        second = executor._standby.process  # for the next crash of a series
+        assert process_here(executor) is standby
+        second = executor._standby.source  # for the next crash of a series
         assert second is not None
         await executor.start(ignore)
         await executor.execute(first_step(), unexpected)
         mock_clock.jump(KEPT_AFTER_S + STANDBY_S)
         await wait_all_tasks_blocked()
-        assert executor._standby.process is second
+        assert executor._standby.source is second
     await second.gone()  # with the executor's scope
 
 
@@ -460,11 +462,11 @@ async def test_without_a_next_life_no_standby_is_left(delay_s: float, mock_clock
     executor = executor_that(keep_standby=True)
     with pytest.raises(RunnerDied):
         await die_after(executor, mock_clock, delay_s)
-    standby = executor._standby.process
+    standby = executor._standby.source
     assert (standby is None) == (delay_s == 0.0)
     mock_clock.jump(KEPT_AFTER_S + STANDBY_S)
     await wait_all_tasks_blocked()
-    assert executor._standby.process is None
+    assert executor._standby.source is None
     if standby is not None:
         await standby.gone()
 
@@ -472,7 +474,7 @@ async def test_without_a_next_life_no_standby_is_left(delay_s: float, mock_clock
 async def test_without_room_for_a_second_process_a_hang_is_healed_with_a_fresh_one(
     tmp_path: Path, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(standby: Standby[Any]) -> None:
+    def start(standby: Standby) -> None:
         tried.append(standby)
         with monkeypatch.context() as patch:
             patch.setattr(subprocess, "Popen", raising(OSError(errno.EAGAIN, ""), 0, subprocess.Popen))
@@ -497,7 +499,7 @@ async def test_a_standby_process_imports_the_modules_of_a_load() -> None:
         reply = await process.reply()
         assert isinstance(reply, LoadProgress)
         assert reply.stage == IMPORTS
-        maps = Path(f"/proc/{process._popen.pid}/maps")
+        maps = Path(f"/proc/{process.child.pid}/maps")
         while b"torch" not in maps.read_bytes():  # noqa: ASYNC110, ASYNC240 - another process changes it
             await trio.sleep(0.05)
 
@@ -574,7 +576,7 @@ async def test_a_stopped_process_that_loads_again_is_killed_and_the_next_life_wo
 
     async def stopped_life() -> None:
         async with executor.running():
-            os.kill(process_here(executor)._popen.pid, signal.SIGSTOP)
+            os.kill(process_here(executor).child.pid, signal.SIGSTOP)
             await executor.start(ignore)
 
     with pytest.raises(RunnerDied, match="made no progress"), trio.fail_after(SOON_S):
@@ -652,12 +654,12 @@ async def test_without_a_step_timeout_a_step_may_take_for_ever() -> None:
 async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str, mock_clock: MockClock) -> None:
     """Trio's clock stands still: no grace period can end here."""
     executor = executor_that("hang", when)
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[ChildProcess] = []
     has_begun = trio.Event()
 
     async def live() -> None:
         async with executor.running():
-            processes.append(process_here(executor)._popen)
+            processes.append(process_here(executor).child)
             await executor.start(lambda progress: has_begun.set())
             await executor.execute(first_step(), unexpected)
 
@@ -678,7 +680,7 @@ async def test_a_process_that_does_not_end_when_asked_is_killed() -> None:
     program = "import sys, time; sys.stdin.close(); time.sleep(60)"
     executor = ProcessExecutor(EngineConfig(model="m"), [sys.executable, "-c", program])
     async with executor.running():
-        process_id = process_here(executor)._popen.pid
+        process_id = process_here(executor).child.pid
     assert not exists(process_id)
 
 
@@ -687,7 +689,7 @@ async def test_an_idle_process_leaves_by_itself_within_its_grace(mock_clock: Moc
     executor = executor_that()
     async with executor.running():
         process_id = process_of(await executor.start(ignore))
-        process = process_here(executor)._popen
+        process = process_here(executor).child
     assert not exists(process_id)
     assert process.returncode == 0
 
@@ -838,7 +840,7 @@ class StoppedInItsSecondLoad(ProcessExecutor):
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         self.num_loads += 1
         if self.num_loads == 2:
-            os.kill(process_here(self)._popen.pid, signal.SIGSTOP)
+            os.kill(process_here(self).child.pid, signal.SIGSTOP)
             self.stopped.set()
         return await super().start(on_progress)
 

@@ -25,16 +25,16 @@ from tests.actors.test_structured_outputs import JSON, LARGE, SLOW, check_json, 
 from tests.model.tiny import make_model
 from tests.source_tree import ROOT, SRC
 from triolet import Engine, RequestOutputKind
-from triolet.actors.executors import grammar_process
-from triolet.actors.executors.compiler_turns import CompilerTurns
-from triolet.actors.executors.grammar_process import (
+from triolet.actors.executors.grammar import grammar_process
+from triolet.actors.executors.grammar.compiler_turns import CompilerTurns
+from triolet.actors.executors.grammar.grammar_process import (
     IDLE_CHECK_S,
     IDLE_S,
     GrammarLimits,
     GrammarProcess,
     GrammarProcesses,
 )
-from triolet.actors.executors.grammars import GrammarLate
+from triolet.actors.executors.grammar.grammars import GrammarLate
 from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import RareHangLimit
 from triolet.core.request.structured_outputs import StructuredOutputsParams

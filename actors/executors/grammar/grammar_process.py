@@ -29,8 +29,8 @@ from typing import NoReturn
 import attrs
 import trio
 
-from triolet.actors.executors.compiler_turns import CompilerTurns
-from triolet.actors.executors.grammars import (
+from triolet.actors.executors.grammar.compiler_turns import CompilerTurns
+from triolet.actors.executors.grammar.grammars import (
     GrammarDead,
     GrammarFailed,
     GrammarLate,

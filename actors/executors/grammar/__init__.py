@@ -1,0 +1,1 @@
+"""Grammars that are compiled and followed in processes of their own."""
