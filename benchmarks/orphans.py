@@ -25,12 +25,11 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from common import machine, percentiles, report
-from process_tree import is_running, name_of, processes_of
+from process_tree import FORK_SERVER, RUNNER, is_running, name_of, processes_of
 
 MODEL = "triolet-nano"
 MAX_S = 1.0
 TIMEOUT_S = 60.0
-WORKER = "triolet.workers.runner"
 GRAMMARS = "triolet.workers.grammar"
 FORM = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"type": "object"}}}
 
@@ -80,8 +79,8 @@ def make_serve(server: subprocess.Popen[str]) -> None:
 
 
 def make_load(server: subprocess.Popen[str]) -> None:
-    """Wait for the process that loads the model."""
-    wait_until(lambda: WORKER in names(server.pid))
+    """Wait for the process that imports and loads."""
+    wait_until(lambda: not {FORK_SERVER, RUNNER}.isdisjoint(names(server.pid)))
 
 
 def kill(make: Callable[[subprocess.Popen[str]], None], delay_s: float) -> tuple[int, float]:

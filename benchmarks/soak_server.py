@@ -10,8 +10,8 @@ is read from /proc/PID/smaps_rollup. One JSON line per process at the end:
     start_mb    private memory a tenth of the way, when caches and pools have their size
     end_mb      private memory at the end
     shared_mb   memory that it shares with others: libraries, and what a fork has of its parent
-    imports_mb  what torch and the modules of a model take of its process: the private memory of the standby process,
-                which has imported them and does nothing else
+    imports_mb  private memory of the fork server, which has imported torch and the modules of a model and does nothing
+                else; the process of the model is a fork of it and shares that
     weights_mb  size of the weights, in the process of the model; kv_mb likewise, the KV cache
     rest_mb     end_mb without these three
     slope_mb_per_minute  of the private memory, by least squares from a tenth of the way on
@@ -38,7 +38,7 @@ from urllib.request import Request, urlopen
 
 import trio
 from common import machine, report
-from process_tree import name_of, processes_of
+from process_tree import FORK_SERVER, RUNNER, name_of, processes_of
 from trio_websocket import open_websocket_url
 
 import triolet
@@ -47,7 +47,6 @@ MODEL = "triolet-nano"
 KV_CACHE_MB = 64
 MAX_SLOPE = 0.2  # MB per minute
 ROUND_S = 30.0
-STANDBY = "standby"
 WEIGHTS = Path(triolet.__file__).parent / "nano" / "model.safetensors"
 
 
@@ -181,8 +180,6 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
                     history[pid].append(((time.monotonic() - began) / 60, memory[0]))
                     shared[pid] = memory[1]
         alive = {pid: name_of(pid) for pid in processes_of(root)}
-        for pid in sorted(pid for pid, name in alive.items() if name.endswith("runner"))[1:]:
-            alive[pid] = STANDBY  # the older one has the model
         metrics = await trio.to_thread.run_sync(get, f"{address}/metrics")
     in_use = [line for line in metrics.splitlines() if re.match(r'triolet:kv_blocks{.*state="in_use"', line)]
     common = {
@@ -192,23 +189,22 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
         "requests": sum(endings.values()),
     }
     lines = []
-    imports_mb = max((history[pid][-1][1] for pid, name in alive.items() if name == STANDBY), default=0.0)
     for pid, name in alive.items():
         points = [point for point in history[pid] if point[0] >= 0.1 * minutes]
         if len(points) < 3:
             continue  # a grammar that came just now
-        has_model = name.endswith("runner")
-        has_imports = has_model or name == STANDBY
+        has_model = name == RUNNER
+        imports_mb = points[-1][1] if name == FORK_SERVER else 0.0
         weights_mb, kv_mb = (WEIGHTS.stat().st_size / 2**20, KV_CACHE_MB) if has_model else (0.0, 0)
         figures = {
             "process": name,
             "start_mb": round(points[0][1], 1),
             "end_mb": round(points[-1][1], 1),
             "shared_mb": round(shared[pid], 1),
-            "imports_mb": round(imports_mb * has_imports, 1),
+            "imports_mb": round(imports_mb, 1),
             "weights_mb": round(weights_mb, 1),
             "kv_mb": kv_mb,
-            "rest_mb": round(points[-1][1] - imports_mb * has_imports - weights_mb - kv_mb, 1),
+            "rest_mb": round(points[-1][1] - imports_mb - weights_mb - kv_mb, 1),
             "slope_mb_per_minute": round(slope(points), 3),
         }
         lines.append({**common, **figures, "endings": dict(endings), "in_use": in_use, **machine()})

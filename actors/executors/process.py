@@ -15,9 +15,10 @@ hands it to its device at once. Each has the time that its kind of step may take
     life of a process: spawned -> asked to load -> asked for step after step -> its requests end -> reaped
     one that dies:     ... -> its lifeline ends: the supervisor is told, the next one is spawned -> reaped -> that loads
 
-A fresh process needs seconds to import torch. So ten seconds after a load a standby is started (`executors.standby`):
-a fork server, whose forks replace each process that dies. With `keep_standby` off, that is done where a reply takes a
-third of the time after which the process counts as hung. If the reply comes after all, the standby is ended a few
+A fresh process needs seconds to import torch. So every process is a fork of a server that has imported it
+(`executors.fork_server`); elsewhere than on Linux, ten seconds after a load a standby is started that imports it, and
+replaces the process that dies (`executors.standby`). With `keep_standby` off, a server or standby is started where a
+reply takes a third of the time after which the process counts as hung. If the reply comes after all, it is ended a few
 seconds later.
 
 The system takes tens of milliseconds to free the memory of a process, and longer for a device's. Only the next process
@@ -105,6 +106,7 @@ class ProcessExecutor(LookAheadExecutor):
         self._spawn = partial(RunnerProcess.spawn, self._command, cores)
         if self._command == WORKER and sys.platform == "linux":
             fork_server = fork_server or FORK_SERVER
+        self._has_fork_server = fork_server is not None
         self._standby = Standby(
             partial(spawn_importing, self._spawn)
             if fork_server is None
@@ -148,6 +150,8 @@ class ProcessExecutor(LookAheadExecutor):
 
     async def _next_process(self) -> RunnerConnection:
         """Return the process of the next life."""
+        if self._config.keep_standby and self._has_fork_server:
+            self._standby.start()
         if (process := await self._standby.take()) is None:
             return self._spawn()
         if self._config.keep_standby:

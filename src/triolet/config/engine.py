@@ -481,8 +481,9 @@ class EngineConfig(Configuration):
         rule=seconds(optional=True),
     )
     keep_standby: bool = option(
-        # true although it takes some 160 MB: most of the time of a restart is the import of torch
-        "Keep a second process that has imported torch, and takes the place of a runner process that dies or hangs.",
+        # true although it takes some memory: most of the time of a restart is the import of torch
+        "Keep a second process that has imported torch: the runner process is a fork of it, and so is the next one when "
+        "that dies or hangs; elsewhere than on Linux it takes the place of the first one that does.",
         default=True,
         rule=flag(),
     )

@@ -45,8 +45,8 @@ class Child:
 
 
 @attrs.define(eq=False)
-class ForkServer:
-    """Server that forks this process."""
+class Forks:
+    """Forks of this process, and the connection of the engine that wants them."""
 
     _connection: socket.socket
     _load: Load
@@ -144,7 +144,7 @@ def main(connection: socket.socket, load: Load, prepare: Callable[[OnProgress], 
     prepare(note)
     gc.collect()
     gc.freeze()  # a collection in a process would write to the memory that it shares
-    ForkServer(connection, load).run()
+    Forks(connection, load).run()
     os._exit(0)
 
 

@@ -297,6 +297,29 @@ def test_server_and_fork_die_with_the_engine() -> None:
     assert [is_there(process_id) for process_id in process_ids] == [False, False]
 
 
+IMPORTS_ONLY = """
+import os, torch
+def fail(*args):
+    raise AssertionError("a device was asked for")
+for name in dir(torch.cuda):
+    if callable(getattr(torch.cuda, name)) and not isinstance(getattr(torch.cuda, name), type):
+        setattr(torch.cuda, name, fail)
+from triolet.workers.runner import import_model_code
+import_model_code(lambda progress: None)
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_imported_asks_for_no_device_and_starts_no_thread() -> None:
+    """Both would be broken in a fork."""
+    environ = {**os.environ, "PYTHONPATH": str(SRC), "OPENBLAS_NUM_THREADS": "1"}  # NumPy's survives a fork
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORTS_ONLY], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout.strip(), ran.returncode) == ("1", 0), ran.stderr
+
+
 @pytest.mark.slow
 async def test_the_real_server_imports_torch_and_shares_it() -> None:
     server = ForkServer.spawn()

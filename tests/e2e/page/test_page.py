@@ -488,15 +488,19 @@ def test_a_question_behind_another_one_is_shown_in_line_and_then_answered(browse
 
 
 def runner_of(server: Server) -> int:
-    """Return the process that computes the model: the eldest, since a standby process is started after it."""
-    found: list[tuple[int, int]] = []
+    """Return the process that computes the model: the child of the server's fork server."""
+    fork_servers: set[int] = set()
+    parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
-            fields = (path.parent / "stat").read_text().rpartition(")")[2].split()
-            parent, started = int(fields[1]), int(fields[19])
-            if parent == server.process.pid and b"triolet.workers.runner" in path.read_bytes():
-                found.append((started, int(path.parent.name)))
-    return min(found)[1]
+            process_id = int(path.parent.name)
+            parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"triolet.workers.fork_server" in path.read_bytes():
+                parents[process_id] = parent
+                if parent == server.process.pid:
+                    fork_servers.add(process_id)
+    [runner] = [process_id for process_id, parent in parents.items() if parent in fork_servers]
+    return runner
 
 
 @pytest.mark.slow
