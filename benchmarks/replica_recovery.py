@@ -77,9 +77,9 @@ class Kills:
         for request_id in self.token_s.keys() - live:
             del self.token_s[request_id]
         others = [
-            times
+            (times, _num_moved(live[request_id]))
             for request_id, times in self.token_s.items()
-            if live[request_id].replica == 1 - victim and _has_gone_on(live[request_id])
+            if live[request_id].replica == 1 - victim
         ]
         killed_s = trio.current_time()
         os.kill(info.process_id, signal.SIGKILL)
@@ -87,17 +87,20 @@ class Kills:
             if not restarting and self.engine.statistics().num_restarts > self.num_killed:
                 break
         self.num_killed += 1
-        for times in others:
-            for before, after in pairwise(times):
+        for (
+            times,
+            num_moved,
+        ) in others:  # whose first tokens came from the replica that an earlier kill has ended
+            for before, after in pairwise(times[num_moved:]):
                 if after >= killed_s:
                     self.gaps.append(after - before)
                 elif before > killed_s - CALM_S:
                     self.calm_gaps.append(after - before)
 
 
-def _has_gone_on(entry: JournalEntry) -> bool:
-    """Return whether a stream has a token since it was moved; otherwise it waits because of an earlier kill."""
-    return entry.num_tokens > entry.num_moved_tokens
+def _num_moved(entry: JournalEntry) -> int:
+    """Return how many tokens of its answer a stream had when it was moved."""
+    return max(0, entry.num_moved_tokens - len(entry.request.prompt_token_ids))
 
 
 async def measure(config: EngineConfig, options: argparse.Namespace) -> tuple[bool, dict[str, Any]]:

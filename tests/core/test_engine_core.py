@@ -211,6 +211,14 @@ def test_a_new_scheduler_goes_on_where_the_journal_is_and_no_token_is_given_twic
         assert output.entry.output_token_ids == expected_answer((seed, 2), seed, 6, VOCAB)
 
 
+def test_what_a_step_costs_is_known_to_the_next_scheduler() -> None:
+    """Otherwise the first steps after a restart have no bound, just when the others of its streams return."""
+    driver = Driver()
+    driver.core.scheduler._token_budget.costs.token_s = 0.125  # type: ignore[union-attr]
+    driver.start_over()
+    assert driver.core.scheduler._token_budget.costs.token_s == 0.125  # type: ignore[union-attr]
+
+
 def test_after_one_crash_everything_is_computed_again() -> None:
     driver = Driver()
     output = driver.add("r", max_tokens=3)

@@ -482,8 +482,8 @@ class EngineConfig(Configuration):
     )
     keep_standby: bool = option(
         # true although it takes some memory: most of the time of a restart is the import of torch
-        "Keep a second process that has imported torch: the runner process is a fork of it, and so is the next one when "
-        "that dies or hangs; elsewhere than on Linux it takes the place of the first one that does.",
+        "Keep a second process that has imported torch: the runner process is a fork of it, and so is the next one if "
+        "that dies or hangs. Elsewhere than on Linux it takes the place of the first one that does.",
         default=True,
         rule=flag(),
     )

@@ -32,6 +32,7 @@ from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan, StepResult
@@ -246,6 +247,7 @@ class EngineCore:
         self.masks = GrammarMasks(self.journal, self.model)
         # These outlive the schedulers.
         self.counters = SchedulerCounters()
+        self._costs = CostModel()
         self.recovery = RecoveryState()
         self.sleep = SleepState()
         self.weights = WeightsState()
@@ -344,7 +346,7 @@ class EngineCore:
     def new_scheduler(self, config: SchedulerConfig) -> Scheduler:
         """Build a new scheduler, and queue all live requests of the journal in it."""
         self.journal.take_arrivals()
-        self.scheduler = Scheduler(config, self.journal, self.counters, self.recovery)
+        self.scheduler = Scheduler(config, self.journal, self.counters, self.recovery, self._costs)
         for entry in tuple(self.journal):
             if not self.journal.is_held(entry):
                 self.scheduler.add(entry)

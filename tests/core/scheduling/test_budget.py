@@ -215,12 +215,12 @@ def moved(budget: TokenBudget, num_tokens: int, num_decodes: int = 8) -> int:
     return fitting
 
 
-def test_what_another_replica_computed_at_most_doubles_a_step_of_decodes() -> None:
+def test_what_another_replica_computed_lengthens_a_step_by_two_fifths_of_what_all_decodes_will_take() -> None:
     limited = TokenBudget(make_config(max_prefill_delay_s=100.0), taught(row_s=0.2575))
     for _ in range(2):
         limited.begin_step(has_decodes=True)
-        # 8 decodes take 2 + 8 * 0.2575 seconds, somewhat longer than 32 tokens
-        assert [moved(limited, number) for number in (20, 20, 20)] == [20, 12, 0]
+        # 100 decodes take 2 + 100 * 0.2575 seconds, and two fifths of that somewhat longer than 88 tokens
+        assert [moved(limited, number, num_decodes=100) for number in (50, 50, 50)] == [50, 38, 0]
         assert taken(limited, 100) == 100, "that is no bound for other prompts"
 
 

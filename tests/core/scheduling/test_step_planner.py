@@ -452,3 +452,18 @@ def test_a_longer_prompt_gets_as_many_blocks_as_its_window_keeps_and_gives_back_
     for start in range(4, 40, 4):
         assert stage.step() == [("a", start, 4)]
         assert stage.pool.num_in_use <= 2
+
+
+def test_what_another_replica_computed_is_measured_by_all_that_will_decode() -> None:
+    """A single request that decodes would otherwise keep a crowd waiting, a block at a time."""
+    stage = Stage(num_blocks=200, max_num_seqs=10, max_num_batched_tokens=300, max_model_len=400)
+    stage.add("a", 3)
+    stage.step()
+    costs = CostModel(fixed_s=0.0, row_s=1.0, token_s=0.05)
+    stage.scheduler._token_budget.costs = costs
+    for name in "bcdefghij":
+        stage.add(name, 100).num_moved_tokens = 100
+    # 10 decodes will take 10 seconds; in 2 fifths of that 80 tokens are computed
+    assert stage.step() == [("a", 3, 1), ("b", 0, 80)]
+    stage.scheduler.abort(1)
+    assert stage.step()[:2] == [("b", 80, 20), ("c", 0, 100)]

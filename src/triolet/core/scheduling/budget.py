@@ -333,11 +333,13 @@ def _line(points: list[_Point]) -> tuple[float, float]:
 # lost and hardly any time gained.
 #
 # A third bound is not configured. What requests bring that another replica computed until it died is computed again
-# beside those that decode here, and these are to notice little of it: it at most doubles the time of their step.
+# beside those that decode here, and these are to notice little of it: it lengthens their steps by less than what a step
+# will take once all of them decode.
 #
 # Before any step was measured, none of the bounds has an effect. The decisions depend on the reported times only,
 # so that the same times give the same decisions.
 MIN_CHUNK = 16  # tokens: a block of the default size
+MOVED_PART = 0.4  # of that time: beside a replica that loads, all may take twice what it took before
 NUM_FIRST_STEPS = 8
 
 
@@ -393,11 +395,11 @@ class TokenBudget:
 
         Args:
             num_tokens: pending tokens, at least two.
-            num_decodes: counts the requests that decode in the step.
+            num_decodes: counts the requests that will decode after it; 0 if none does in the step being planned.
         """
         if self._moved_s is None:
             number = num_decodes()
-            self._moved_s = (self.costs.decodes_s(number) if number else 0.0) or float("inf")
+            self._moved_s = (MOVED_PART * self.costs.decodes_s(number) if number else 0.0) or float("inf")
         fitting = self.tokens_within(self._moved_s)
         if self._has_chunk and fitting <= 1:
             return 0

@@ -49,7 +49,7 @@ from triolet.core.scheduling.admission import (
     publish_computed,
     release_passed,
 )
-from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
+from triolet.core.scheduling.budget import CostModel, SchedulerConfig, SchedulerCounters, TokenBudget
 from triolet.core.scheduling.policies.registry import POLICIES
 from triolet.core.scheduling.sequence import Sequence, commit_tokens, ending_of, largest_first
 from triolet.core.scheduling.step_planner import SpeculativeDecoding, StepPlanner
@@ -130,6 +130,7 @@ class Scheduler:
         journal: requests and answers; whatever is live in it when the scheduler is built must be added again.
         counters: totals to go on with; also numbers the steps, so that no step id is ever used twice.
         recovery: state learned from earlier failed steps.
+        costs: of a step, learned from earlier ones.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Scheduler:
         journal: Journal,
         counters: SchedulerCounters | None = None,
         recovery: RecoveryState | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         self.config = config
         self.journal = journal
@@ -154,7 +156,9 @@ class Scheduler:
         )
         self.pool = self.cache.pool
         policy = POLICIES[config.policy]
-        self._token_budget = TokenBudget(config, allows_long_steps=policy.allows_long_steps)
+        self._token_budget = TokenBudget(
+            config, costs or CostModel(), allows_long_steps=policy.allows_long_steps
+        )
         waiting = policy(config, self._token_budget)
         self._queues = RequestQueues(config, journal, self.counters, self.pool, waiting)
         self._speculative = SpeculativeDecoding(config, self.counters, self.recovery)

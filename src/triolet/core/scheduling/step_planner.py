@@ -497,7 +497,7 @@ class StepPlanner:
         entry, num_tokens = sequence.entry, min(num_pending, budget)
         is_moved = num_tokens > 1 and entry.num_tokens - num_pending < entry.num_moved_tokens
         if is_moved:
-            num_tokens = self.budget.moved_chunk(num_tokens, self._num_decodes)
+            num_tokens = self.budget.moved_chunk(num_tokens, self._num_decodes_to_come)
         else:
             num_tokens = self.budget.chunk(num_tokens)
         if not num_tokens:
@@ -511,8 +511,12 @@ class StepPlanner:
         self.budget.take(num_tokens, is_moved=is_moved)
         return num_tokens
 
-    def _num_decodes(self) -> int:
-        return sum(one.num_pending_tokens == 1 for one in self.queues.running)
+    def _num_decodes_to_come(self) -> int:
+        """Return how many requests will decode when those that wait for a row do, too; 0 if none does now."""
+        queues = self.queues
+        if not any(one.num_pending_tokens == 1 for one in queues.running):
+            return 0
+        return min(self.config.max_num_seqs, len(queues.running) + len(queues.waiting))
 
     def _schedule(self, sequence: Sequence, num_tokens: int, num_missing_blocks: int) -> None:
         if num_missing_blocks > 0:
