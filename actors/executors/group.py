@@ -204,13 +204,19 @@ class LocalGroup(GroupExecutor):
     def __init__(self, config: EngineConfig) -> None:
         check_group(config)
         self._meeting, size = Meeting(), config.tensor_parallel_size
-        config = attrs.evolve(config, keep_standby=False)  # all ranks are replaced, and one of them has died
-        ranks = [ProcessExecutor(config, self._meeting.command(rank, size)) for rank in range(size)]
+        if sys.platform != "linux":
+            config = attrs.evolve(
+                config, keep_standby=False
+            )  # all ranks are replaced, and one of them has died
+        commands = [self._meeting.command(rank, size) for rank in range(size)]
+        ranks = [ProcessExecutor(config, command, (*command, "fork")) for command in commands]
         super().__init__(ranks, self._meet)
 
     async def _meet(self) -> None:
         await trio.lowlevel.checkpoint()
         self._meeting.begin_life()
+        for rank in self._ranks:  # all at once, although they are started one after the other
+            rank.prepare()
 
     def close(self) -> None:
         """Remove the folder in which the ranks find each other."""

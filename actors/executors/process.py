@@ -88,7 +88,7 @@ class ProcessExecutor(LookAheadExecutor):
     Args:
         config: with a `model`; sent to the process without secrets.
         command: starts the process.
-        fork_server: starts a server whose forks do the same; None for that of `WORKER`, if there is one on this system.
+        fork_server: starts a server whose forks do the same, on Linux; None for that of `WORKER`, or for none.
     """
 
     def __init__(
@@ -104,8 +104,10 @@ class ProcessExecutor(LookAheadExecutor):
         # Bound from its beginning on: the imports of one replica's next process must not slow down the others.
         cores = cores_of(config.device)
         self._spawn = partial(RunnerProcess.spawn, self._command, cores)
-        if self._command == WORKER and sys.platform == "linux":
+        if self._command == WORKER:
             fork_server = fork_server or FORK_SERVER
+        if sys.platform != "linux":
+            fork_server = None
         self._has_fork_server = fork_server is not None
         self._standby = Standby(
             partial(spawn_importing, self._spawn)
@@ -147,6 +149,12 @@ class ProcessExecutor(LookAheadExecutor):
             self._process, self._former = None, process
             if not is_replaced:
                 await self._standby.end()
+
+    def prepare(self) -> None:
+        """Start what the next process is a fork of, so that its imports begin before `running`."""
+        if self._config.keep_standby and self._has_fork_server:
+            self._standby.start()
+            self._standby.expire()
 
     async def _next_process(self) -> RunnerConnection:
         """Return the process of the next life."""

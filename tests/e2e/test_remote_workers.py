@@ -16,7 +16,7 @@ import trio
 
 import triolet
 from tests.actors.executors.harness import processes_here
-from tests.e2e.test_tensor_parallel import processes_of, ranks_here
+from tests.e2e.test_tensor_parallel import assert_no_rank_is_left, processes_of, ranks_here
 from tests.model.tiny import make_model
 from triolet import Engine, SamplingParams
 from triolet.actors.executors.remote.agent import Agent
@@ -196,4 +196,4 @@ async def test_a_worker_of_two_ranks_answers_as_a_thread_and_the_death_of_either
             assert engine.statistics().num_restarts == 2
             assert sorted(ranks_here()) == [0, 1]
         nursery.cancel_scope.cancel()
-    assert ranks_here() == {}
+    assert_no_rank_is_left()

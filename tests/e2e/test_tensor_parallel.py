@@ -40,19 +40,43 @@ def prompt_of(index: int) -> list[int]:
 
 
 def ranks_here() -> dict[int, int]:
-    """Return a process id for each rank that this process has started, a standby's too; zombies are left out."""
-    found: dict[int, int] = {}
+    """Return a process id for each rank that computes for this process; zombies are left out."""
+    found = _processes_of_ranks()
+    servers = {
+        process_id
+        for process_id, (parent, words) in found.items()
+        if parent == os.getpid() and words[-1] == b"fork"
+    }
+    return {
+        int(words[words.index(b"triolet.workers.rank") + 1]): process_id
+        for process_id, (_, words) in found.items()
+        if process_id not in servers
+    }
+
+
+def assert_no_rank_is_left() -> None:
+    """Check that neither a rank nor the fork server of one is there."""
+    assert _processes_of_ranks() == {}
+
+
+def _processes_of_ranks() -> dict[int, tuple[int, list[bytes]]]:
+    """Return (parent, words of the command) of each process of a rank below this one, by its id."""
+    found: dict[int, tuple[int, list[bytes]]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if parent == os.getpid() and b"triolet.workers.rank" in words:
-            found[int(words[words.index(b"triolet.workers.rank") + 1])] = int(entry.name)
-    return found
+        if b"triolet.workers.rank" in words:
+            found[int(entry.name)] = parent, words
+    return {
+        process_id: (parent, words)
+        for process_id, (parent, words) in found.items()
+        if parent == os.getpid() or (parent in found and found[parent][0] == os.getpid())
+    }
 
 
 async def answers_of(
@@ -119,7 +143,7 @@ async def test_two_ranks_answer_as_one_and_the_death_of_either_shows_in_no_answe
             ):  # the answers may have been complete in the engine when their reader killed
                 while engine.statistics().num_restarts == before:  # noqa: ASYNC110 - it tells of no change
                     await trio.sleep(0.01)
-    assert ranks_here() == {}
+    assert_no_rank_is_left()
 
 
 @pytest.mark.slow
@@ -136,7 +160,7 @@ async def test_calls_reach_every_rank_and_sleep_and_new_weights_are_those_of_all
         with pytest.raises(UnknownWorkerMethod):
             await engine.collective_rpc("no_such_method")
         await engine.sleep()
-        assert ranks_here() == {}
+        assert_no_rank_is_left()
         await engine.wake_up()
         assert await answers_of(engine) == expected[0]
         await engine.reload_weights(str(other))
@@ -175,7 +199,7 @@ async def test_kills_and_stops_of_ranks_at_any_time_change_no_answer_and_leave_n
             assert await answers_of(engine, (draw.randrange(2), number)) == expected
             await trio.sleep(4.0)  # an engine that crashes more than five times in 30 s gives up
         assert sorted(ranks_here()) == [0, 1]
-    assert ranks_here() == {}
+    assert_no_rank_is_left()
 
 
 @pytest.mark.slow

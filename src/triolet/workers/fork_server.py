@@ -1,8 +1,8 @@
 """Program of the fork server: `python -m triolet.workers.fork_server`, started by `actors.executors.fork_server`.
 
-It imports what the load of a model needs, once, and then only forks: each process is a model runner (`workers.runner`)
-that shares the memory of the imports and loads at once. The server computes nothing, so that there is no device and no
-pool of threads whose state a fork would miss.
+It imports what the load of a model needs, once, and then only forks: each process is a model runner (`workers.runner`),
+or a rank of a group (`workers.rank`), that shares the memory of the imports and loads at once. The server computes
+nothing, so that there is no device and no pool of threads whose state a fork would miss.
 
 It speaks over its standard input (`ipc.forks`). When that is closed, the server ends as soon as it has no children.
 Linux ends it with the engine, and its children with it.
@@ -32,7 +32,7 @@ from triolet.ipc.forks import (
     PROCESS_ID,
 )
 from triolet.workers.parent_death import die_with_parent
-from triolet.workers.runner import FdTransport, Load, import_model_code, load_model, serve
+from triolet.workers.runner import import_model_code, run
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class Forks:
     """Forks of this process, and the connection of the engine that wants them."""
 
     _connection: socket.socket
-    _load: Load
+    _become: Callable[[], NoReturn]  # what a fork is
     _poll: select.poll = attrs.field(factory=select.poll, init=False)
     _children: dict[int, Child] = attrs.field(factory=dict, init=False)  # by pidfd
 
@@ -115,7 +115,7 @@ class Forks:
             os.close(sibling.exit_fd)
         os.close(exit_fd)
         os.environ[lifeline.VARIABLE] = str(life)
-        serve(self._load, FdTransport.take_over_standard_streams())
+        self._become()
 
     def _reap(self, pidfd: int) -> None:
         """Wait for a child that has ended, and tell how."""
@@ -128,12 +128,14 @@ class Forks:
         os.close(pidfd)
 
 
-def main(connection: socket.socket, load: Load, prepare: Callable[[OnProgress], None]) -> NoReturn:
+def main(
+    connection: socket.socket, become: Callable[[], NoReturn], prepare: Callable[[OnProgress], None]
+) -> NoReturn:
     """Be a fork server.
 
     Args:
-        load: of the model runners; see `workers.runner.serve`.
-        prepare: imports what it will need.
+        become: run in each fork, from its standard streams on.
+        prepare: imports what that will need.
     """
     die_with_parent()  # one that died before this line has closed the connection
 
@@ -144,9 +146,9 @@ def main(connection: socket.socket, load: Load, prepare: Callable[[OnProgress], 
     prepare(note)
     gc.collect()
     gc.freeze()  # a collection in a process would write to the memory that it shares
-    Forks(connection, load).run()
+    Forks(connection, become).run()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=0), load_model, import_model_code)
+    main(socket.socket(fileno=0), run, import_model_code)

@@ -1,8 +1,10 @@
-"""Program of one rank of a tensor-parallel group: `python -m triolet.workers.rank RANK SIZE MEETING`.
+"""Program of one rank of a tensor-parallel group: `python -m triolet.workers.rank RANK SIZE MEETING [fork]`.
 
 It is `triolet.workers.runner` in all but the load: the ranks join a group first, and each reads its part of the
 weights. All of them get the same plans. Whether one of several steps is the last is agreed on, since a `Halt` reaches
 the ranks at different times.
+
+With `fork` it is the fork server of such a process (`workers.fork_server`).
 
 MEETING is a folder. Its file `life` holds the number of the group's life; rank 0 writes the port of its store to the
 file of that name.
@@ -10,10 +12,13 @@ file of that name.
 
 from __future__ import annotations
 
+import importlib
+import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
@@ -23,6 +28,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult, StepRunner
 from triolet.core.worker_call import CallableRunner, WorkerCall
 from triolet.ipc.messages import Reply, Request
+from triolet.workers import fork_server
 from triolet.workers.runner import FdTransport, Transport, import_model_code, imports_reported, serve
 
 if TYPE_CHECKING:
@@ -98,6 +104,26 @@ class RankRunner:
         return self.runner.call(call)
 
 
+def import_rank_code(on_progress: OnProgress) -> None:
+    """Import torch, the modules of the model and those of groups."""
+    import_model_code(on_progress)
+    with imports_reported(on_progress):
+        importlib.import_module("triolet.model.parallel.group")
+
+
+def run(rank: int, size: int, meeting: Path) -> NoReturn:
+    """Be the process of a rank, from its standard streams on."""
+    me = Rank(FdTransport.take_over_standard_streams(), rank, size, meeting)
+    serve(me.load, me, import_rank_code)
+
+
+def main(rank: str, size: str, meeting: str, *fork: str) -> NoReturn:
+    """Be a rank, or the fork server of one."""
+    be_rank = partial(run, int(rank), int(size), Path(meeting))
+    if fork:
+        fork_server.main(socket.socket(fileno=0), be_rank, import_rank_code)
+    be_rank()
+
+
 if __name__ == "__main__":
-    me = Rank(FdTransport.take_over_standard_streams(), int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    serve(me.load, me, import_model_code)
+    main(*sys.argv[1:])

@@ -375,5 +375,10 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunne
         return load_runner(config, on_progress)
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process of a model runner, from its standard streams on."""
     serve(load_model, FdTransport.take_over_standard_streams(), import_model_code)
+
+
+if __name__ == "__main__":
+    run()

@@ -268,7 +268,11 @@ def be_fork_server(misdeed: str = "", *of_runner: str) -> NoReturn:
 
     if misdeed == "fork":
         os.fork = fail_with(BlockingIOError("planted"))  # type: ignore[assignment]
-    fork_server.main(socket.socket(fileno=0), lambda *args: Misbehaving(*of_runner).load(*args), prepare)
+
+    def become() -> NoReturn:
+        serve(Misbehaving(*of_runner).load, FdTransport.take_over_standard_streams())
+
+    fork_server.main(socket.socket(fileno=0), become, prepare)
 
 
 if __name__ == "__main__":

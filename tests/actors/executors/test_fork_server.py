@@ -119,6 +119,23 @@ async def test_each_process_that_dies_is_replaced_by_a_fork_of_one_server() -> N
     await wait_until_gone(server.child.pid)
 
 
+async def test_a_server_that_was_started_ahead_gives_the_first_process() -> None:
+    executor = executor_with()
+    executor.prepare()
+    server = server_of(executor)
+    async with one_life(executor) as process_id:
+        assert parent_of(process_id) == server.child.pid
+
+
+async def test_a_server_that_was_started_ahead_and_is_not_used_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "STANDBY_S", 0.1)
+    executor = executor_with()
+    executor.prepare()
+    with trio.fail_after(60):
+        await server_of(executor).gone()
+    assert executor._standby.source is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 async def test_how_a_fork_has_died_is_known_as_of_any_process(number: signal.Signals) -> None:
     executor = executor_with()
