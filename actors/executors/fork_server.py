@@ -25,11 +25,12 @@ from triolet.actors.executors.connection import (
     open_pipe,
     pipes_to_a_process,
 )
-from triolet.ipc.forks import FORK, IMPORTING, MAX_MESSAGE_BYTES, PROCESS_ID
+from triolet.ipc.forks import FORK, IMPORTING, MAX_MESSAGE_BYTES, PROCESS_ID, READY
 
 FORK_SERVER: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.fork_server")
 
-SILENCE_S = 2.0  # of a server that is asked to fork, after which another process is started
+IMPORT_SILENCE_S = 60.0  # of a server that imports, after which another process is started; on a busy machine
+SILENCE_S = 2.0  # of one that only has to fork, likewise
 LOOK_S = 1.0  # between two looks at the processes of a server that is to end
 
 
@@ -39,6 +40,7 @@ class ForkServer:
 
     child: SpawnedProcess
     _connection: socket.socket  # of messages, non-blocking
+    _is_ready: bool = attrs.field(default=False, init=False)  # as far as it was read
     _forked: list[ForkedProcess] = attrs.field(factory=list, init=False)  # those that may live
     _gone: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -72,7 +74,7 @@ class ForkServer:
         try:
             with pipes_to_a_process() as (ours, its):
                 child = await self._fork(its)
-        except ConnectionError:
+        except (ConnectionError, BlockingIOError):  # the latter where requests lie unread
             return None
         self._forked = [process for process in (*self._forked, child) if process.is_alive]
         return RunnerProcess(child, Pipes(*ours))
@@ -102,16 +104,18 @@ class ForkServer:
             ConnectionError: see `take`.
         """
         while True:
-            with trio.move_on_after(SILENCE_S) as silence:
+            limit_s = SILENCE_S if self._is_ready else IMPORT_SILENCE_S
+            with trio.move_on_after(limit_s) as silence:
                 await trio.lowlevel.wait_readable(self._connection)
             if silence.cancelled_caught:
-                raise ConnectionError(f"the fork server has been silent for {SILENCE_S} s")
+                raise ConnectionError(f"the fork server has been silent for {limit_s} s")
             message = self._connection.recv(MAX_MESSAGE_BYTES)
+            self._is_ready |= message == READY
             if len(message) == PROCESS_ID.size:
                 [process_id] = PROCESS_ID.unpack(message)
                 if process_id:
                     return int(process_id)
-            if message != IMPORTING:
+            if message not in (IMPORTING, READY):
                 raise ConnectionError("the fork server has ended, or cannot fork")
 
     @property

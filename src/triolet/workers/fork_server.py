@@ -30,6 +30,7 @@ from triolet.ipc.forks import (
     MAX_MESSAGE_BYTES,
     NUM_DESCRIPTORS,
     PROCESS_ID,
+    READY,
 )
 from triolet.workers.parent_death import die_with_parent
 from triolet.workers.runner import import_model_code, run
@@ -146,6 +147,8 @@ def main(
     prepare(note)
     gc.collect()
     gc.freeze()  # a collection in a process would write to the memory that it shares
+    with suppress(ConnectionError):
+        connection.send(READY)
     Forks(connection, become).run()
     os._exit(0)
 
