@@ -64,8 +64,8 @@ def _gaps_beside_a_death() -> str:
     return (
         f"{run['kills']} kills under {run['streams']} streams: {run['answers']} answers, none wrong. From a kill until "
         f"both replicas lived, two tokens of a stream of the other replica were {gaps['p50']:.0f} ms apart (median; "
-        f"{gaps['p99']:.0f} at p99, at most {gaps['max']:.0f}, {run['longest_of_median']:.1f} times the median); in the "
-        f"second before, {calm['p50']:.0f} ms (median; {calm['p99']:.0f} at p99)."
+        f"{gaps['p99']:.0f} at p99, at most {gaps['max']:.0f}, {run['longest_of_median']:.1f} times the median); in "
+        f"the second before, {calm['p50']:.0f} ms (median; {calm['p99']:.0f} at p99)."
     )
 
 
