@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from triolet.core.sleep import (
-    AUTOMATIC_LEVEL,
     KV_CACHE,
     PAUSE,
     SCHEDULING,
@@ -277,7 +276,7 @@ def test_the_time_of_sleep_counts_from_the_first_look_without_a_request() -> Non
     state.note_load(0, 109.9)
     assert not state.is_sleeping
     state.note_load(0, 110.0)
-    assert (state.level, state.is_automatic, state.wants_unloading) == (AUTOMATIC_LEVEL, True, True)
+    assert (state.level, state.is_automatic, state.wants_unloading) == (1, True, True)
     assert state.limit < FIRST_SERIAL
     assert state.due_s == math.inf
 
@@ -347,7 +346,7 @@ def test_an_engine_that_is_told_to_sleep_when_idle_does_so_once() -> None:
     state.sleep_when_idle()
     assert (state.due_s, state.is_sleeping) == (100.0, False)
     state.note_load(0, 100.0)
-    assert (state.level, state.is_automatic, state.sleeps_when_idle) == (AUTOMATIC_LEVEL, True, False)
+    assert (state.level, state.is_automatic, state.sleeps_when_idle) == (1, True, False)
     state.note_load(1, 101.0)
     state.note_load(0, 102.0)
     assert (state.level, state.due_s) == (None, math.inf)
