@@ -142,6 +142,15 @@ def test_another_step_may_be_planned_beside_one_in_flight_only_where_steps_overl
     assert (there.core.plan_step(0.0) is not None) is is_async
 
 
+def test_all_requests_wait_for_a_mask_but_not_for_long() -> None:
+    there = Engine()
+    there.add("bound", constraint=Constraint())
+    there.add("free")
+    assert there.core.plan_step(1.0) is None
+    assert there.core.plan_step(1.0019) is None
+    assert [start.request_id for start in there.plan(1.002).starts] == ["free"]
+
+
 # ----------------------------------------------------------------------------- an engine that is idle
 
 
@@ -294,6 +303,14 @@ def test_a_load_of_the_model_that_is_in_use_changes_no_version_and_ends_no_other
     assert there.core.statistics().is_paused
 
 
+def test_a_load_changes_nothing_of_an_engine_that_serves_and_holds_nothing() -> None:
+    there = Engine()
+    changes: list[str] = []
+    there.core.sleep.on_change = lambda: changes.append("told")
+    there.core.note_loaded(INFO)
+    assert changes == []
+
+
 # -------------------------------------------------------------------- outputs, crashes and whereabouts
 
 
@@ -372,6 +389,23 @@ def test_uncounted_crashes_add_up_until_they_are_taken() -> None:
     assert [there.core.take_uncounted_restarts(), there.core.take_uncounted_restarts()] == [7, 0]
 
 
+def test_a_new_output_has_neither_an_error_nor_a_crash() -> None:
+    output = Engine().add()
+    assert (output.error, output.num_crashes) == (None, 0)
+
+
+def test_a_core_has_the_limits_and_the_journal_that_it_was_given() -> None:
+    admission = Admission(Journal(), 4, 4, 1000)
+    core = EngineCore(admission)
+    assert (core.admission, core.journal) == (admission, admission.journal)
+
+
+def test_no_step_is_in_flight_before_there_is_a_scheduler() -> None:
+    core = EngineCore(Admission(Journal(), 4, 4, 1000))
+    with core.scheduling():
+        assert not core.is_in_flight(StepPlan(1, (), (), ()))
+
+
 def test_whereabouts_and_steps_are_nothing_without_a_scheduler() -> None:
     core = EngineCore(Admission(Journal(), 4, 4, 1000))
     core.abandon_step()
@@ -413,6 +447,14 @@ def test_further_answers_are_not_queued_in_a_new_scheduler_while_they_are_held()
     assert there.step() == ["0_r"]
 
 
+def test_arrivals_that_a_new_scheduler_has_queued_do_not_arrive_again() -> None:
+    there = Engine()
+    there.core.add([make_request()], arrival_time=0.0)
+    there.core.new_scheduler(there.config)
+    assert there.core.journal.arrivals == ()
+    assert there.step() == ["r"]
+
+
 def test_a_waiting_request_that_a_rule_defers_is_counted() -> None:
     there = Engine()
     there.add(constraint=Constraint())
@@ -420,6 +462,18 @@ def test_a_waiting_request_that_a_rule_defers_is_counted() -> None:
     assert (counts.num_requests_deferred, counts.num_requests_waiting) == (1, 1)
     there.core.is_scheduling = False
     assert there.core.statistics().num_requests_waiting == 1
+
+
+def test_no_more_requests_are_deferred_than_wait() -> None:
+    there = Engine()
+    there.add("a")
+    ended = there.add("b", constraint=Constraint())
+    there.core.plan_step(0.0)
+    there.plan(1.0)
+    there.core.journal.close(ended.entry)  # the scheduler has not noticed it yet
+    counts = there.core.statistics()
+    assert (counts.num_requests_running, counts.num_requests_waiting) == (1, 0)
+    assert counts.num_requests_deferred == 0
 
 
 def test_counts_of_a_hundred_drafts_are_those_of_the_counters() -> None:
