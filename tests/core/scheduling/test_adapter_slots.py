@@ -169,6 +169,13 @@ def test_adapters_may_start_while_a_slot_is_free_and_those_with_a_slot_always() 
     assert there.may_start("xyz") == "xy"
 
 
+def test_requests_that_run_when_the_first_step_begins_use_slots() -> None:
+    there = Slots(1)
+    assert there.begin(1.0, "x", "y") is None
+    assert there.may_start("xy") == "x"
+    assert there.begin(6.0, "x", "y") == "x"
+
+
 def test_a_start_names_the_slot_the_folder_and_the_contents_and_is_told_once() -> None:
     there = Slots(1)
     there.begin(0.0)
