@@ -176,6 +176,13 @@ def test_requests_that_run_when_the_first_step_begins_use_slots() -> None:
     assert there.begin(6.0, "x", "y") == "x"
 
 
+def test_new_slots_are_free_and_nothing_is_to_be_loaded() -> None:
+    there = Slots(1)
+    assert (there.may_start("x"), there.starts()) == ("x", [])
+    assert there.take("x") == [0]
+    assert (there.may_start("xy"), there.starts()) == ("x", [(0, "x")])
+
+
 def test_a_start_names_the_slot_the_folder_and_the_contents_and_is_told_once() -> None:
     there = Slots(1)
     there.begin(0.0)
