@@ -339,10 +339,12 @@ def test_an_adapter_in_use_waits_for_no_slot() -> None:
 def test_the_wait_of_an_adapter_ends_when_it_takes_a_slot() -> None:
     there = full()
     there.begin(2.0, "xy", "z")
-    there.begin(7.0, "xy", "z")
+    assert there.begin(7.0, "xy", "z") == "x"
     there.take("z")
-    there.begin(7.5, "zy", "z")
-    assert there.begin(20.0, "zy", "z") is None
+    # Its request has ended in this step, and x has taken the slot again: another request with z waits from now on.
+    assert there.begin(8.0, "xy", "z") is None
+    assert there.begin(12.9, "xy", "z") is None
+    assert there.begin(13.0, "xy", "z") == "y"
 
 
 def test_an_adapter_whose_load_failed_is_loaded_anew_into_its_slot() -> None:
