@@ -428,14 +428,32 @@ def test_tokens_of_an_answer_that_is_over_count_nowhere() -> None:
     assert replica_of(dispatcher, "asked", [], 100, 1.0) == 0
 
 
-def test_the_tokens_that_a_request_held_are_free_when_it_is_over() -> None:
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_tokens_that_a_request_held_are_free_when_it_is_over(replica: int) -> None:
     dispatcher = dispatcher_of(2)
-    place(dispatcher, "over", [], 100)
-    dispatcher.first_token("over", 0.01)
-    dispatcher.grow("over", 50)
-    dispatcher.token_came("over", 0.02)
-    dispatcher.finish("over", 0.03)
+    for name in ("first", "second"):
+        place(dispatcher, name, [], 100)
+        dispatcher.first_token(name, 0.01)
+    for name in ("first", "second"):
+        if dispatcher.replica_of(name) == replica:
+            dispatcher.grow(name, 50)
+            dispatcher.token_came(name, 0.02)
+        dispatcher.finish(name, 0.03)
     assert replica_of(dispatcher, "asked", [], 100, 1.0) == 0
+
+
+@pytest.mark.parametrize(("num_seen", "is_sure"), [(7, False), (8, True)])
+def test_the_costs_of_a_replica_are_its_own_after_eight_first_tokens(num_seen: int, is_sure: bool) -> None:
+    dispatcher = dispatcher_of(2)
+    teach(dispatcher, 0, 1e-3)
+    dispatcher.drain_replica(0)
+    for number in range(num_seen):
+        place(dispatcher, str(number), [], 100, 10.0 * number)
+        dispatcher.first_token(str(number), 10.0 * number + 0.5)
+        dispatcher.finish(str(number), 10.0 * number + 0.5)
+    expected_s = place(dispatcher, "asked", [], 100, 100.0).expected_s
+    assert (expected_s == pytest.approx(0.5)) is is_sure
+    assert expected_s > 0.25  # those of both together are between 0.1 and 0.5 s
 
 
 def test_a_replica_drains_only_while_it_lives_and_until_it_takes_requests_again() -> None:
