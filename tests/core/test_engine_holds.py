@@ -38,7 +38,7 @@ AWAY = [RunnerPhase.LEAVING, RunnerPhase.UNLOADED, RunnerPhase.LOADED]
 
 
 class Engine:
-    """A core whose scheduler is driven by hand."""
+    """A core with a scheduler that is driven by hand."""
 
     def __init__(self, **config: Any) -> None:
         self.finished: list[tuple[int, ...]] = []
@@ -93,7 +93,7 @@ def test_requests_up_to_the_limit_of_a_hold_are_computed_and_later_ones_wait() -
     assert there.step() == ["b"]
 
 
-def test_a_live_request_is_one_whose_serial_is_at_most_the_limit() -> None:
+def test_a_live_request_counts_if_its_serial_is_at_most_the_limit() -> None:
     there = Engine()
     assert not there.core.has_live(math.inf)
     there.add("a")

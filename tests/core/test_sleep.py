@@ -37,7 +37,7 @@ class Changes:
 
 
 def asleep(level: int, phase: RunnerPhase = RunnerPhase.SERVING) -> SleepState:
-    """An engine that was put to sleep, and whose runner has come to this phase."""
+    """An engine that was put to sleep; its runner has come to this phase."""
     state = SleepState()
     state.sleep(level)
     state.enter(phase)
@@ -243,7 +243,7 @@ def test_an_engine_sleeps_until_its_runner_serves_again(phase: RunnerPhase) -> N
     assert not state.is_sleeping
 
 
-def test_an_engine_whose_runner_has_not_given_up_the_model_is_awake_at_once() -> None:
+def test_an_engine_is_awake_at_once_if_its_runner_has_not_given_up_the_model() -> None:
     state = asleep(1)
     state.wake(ALL_TAGS)
     assert (state.is_sleeping, state.is_held, state.wants_unloading) == (False, False, False)

@@ -36,7 +36,7 @@ class Replicas:
         return entry
 
     def suspect(self, *entries: JournalEntry) -> None:
-        """Let requests of one replica have been in a step whose crash nothing outside explains."""
+        """Let requests of one replica have been in a step that crashed, and nothing outside explains it."""
         replica = entries[0].replica
         assert replica is not None
         marks = {entry.serial: entry.num_tokens for entry in entries}

@@ -105,7 +105,7 @@ def test_a_request_goes_where_the_queue_is_shorter() -> None:
     assert uneven().add(1).replica == 1
 
 
-def test_a_replica_whose_first_prompt_is_overdue_is_avoided_as_time_goes_on() -> None:
+def test_a_replica_with_an_overdue_first_prompt_is_avoided_as_time_goes_on() -> None:
     there = uneven()
     there.table.advance_clock(0.1)  # the one is to be done now, the other is late by 0.04 s
     assert there.add(1).replica == 0
@@ -198,7 +198,7 @@ def publish(cache: PrefixCache, prompt: Sequence[int]) -> None:
 PROMPT = tuple(range(50, 71))  # five blocks and a token
 
 
-def test_a_prompt_goes_to_the_replica_whose_cache_has_most_of_its_beginning() -> None:
+def test_a_prompt_goes_to_the_replica_with_most_of_its_beginning_in_the_cache() -> None:
     there = Replicas(3)
     for replica, num_blocks in ((1, 2), (2, 5)):
         publish(cached(there, replica), PROMPT[: num_blocks * BLOCK])

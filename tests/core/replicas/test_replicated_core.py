@@ -176,7 +176,7 @@ def test_a_runner_that_ends_before_its_scheduler_leaves_the_requests_to_that() -
     assert output.entry.replica == 1
 
 
-def test_a_replica_whose_scheduler_crashes_lives_no_longer() -> None:
+def test_a_replica_lives_no_longer_when_its_scheduler_crashes() -> None:
     there = Engine(2)
     output = there.add()
     context = there.lives.pop(0)
@@ -296,7 +296,7 @@ def test_a_replica_that_still_schedules_is_not_ended_by_giving_it_up() -> None:
     assert (output.entry.replica, there.core.table.living) == (0, (0, 1))
 
 
-def test_a_replica_whose_runner_has_a_model_and_whose_scheduler_is_given_up_ends() -> None:
+def test_a_replica_that_is_given_up_without_a_scheduler_ends_although_its_runner_has_a_model() -> None:
     there = Engine(2)
     output = there.add()
     with there.replica(0).computing():
@@ -306,7 +306,7 @@ def test_a_replica_whose_runner_has_a_model_and_whose_scheduler_is_given_up_ends
 
 
 def absent_engine() -> tuple[Engine, OpenOutput]:
-    """An engine whose replica 0 has died and waits with a suspect, noticed at 100 s."""
+    """An engine with a dead replica 0 that has a suspect; its death was noticed at 100 s."""
     there = Engine(2)
     output = there.add()
     there.suspect(0)

@@ -116,7 +116,7 @@ def sequence_with(used: str | None) -> Sequence:
 
 
 class Slots:
-    """Slots whose running and waiting requests are given by the names of their adapters."""
+    """Slots; running and waiting requests are given by the names of their adapters."""
 
     def __init__(self, num_slots: int) -> None:
         self.slots = AdapterSlots(num_slots)
@@ -124,7 +124,7 @@ class Slots:
     def begin(
         self, now_s: float, running: str = "", waiting: str = "", *, may_preempt: bool = True
     ) -> str | None:
-        """Begin a step; return the name of the adapter whose requests are to be preempted."""
+        """Begin a step; return the name of the adapter that must make way."""
         victim = self.slots.begin_step(
             [sequence_with(None), *map(sequence_with, running)],
             [sequence_with(None), *map(sequence_with, waiting)],
@@ -347,7 +347,7 @@ def test_the_wait_of_an_adapter_ends_when_it_takes_a_slot() -> None:
     assert there.begin(13.0, "xy", "z") == "y"
 
 
-def test_an_adapter_whose_load_failed_is_loaded_anew_into_its_slot() -> None:
+def test_an_adapter_is_loaded_anew_after_a_failed_load_into_its_slot() -> None:
     there = full()
     there.slots.load_again(sequence_with("y"))
     there.slots.load_again(sequence_with(None))
