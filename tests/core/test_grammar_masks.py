@@ -139,3 +139,40 @@ def test_an_answer_with_a_form_may_begin_with_reasoning() -> None:
     }
     assert desk.masks.put_down(entry.serial, TokenMask(0, None))
     assert desk.masks.take_answers() == {entry.serial: TokenMask(0, None)}
+
+
+def test_answers_may_be_taken_for_some_requests_and_the_others_stay() -> None:
+    desk = Desk()
+    first, second = desk.open(), desk.open()
+    for entry in (first, second):
+        desk.masks.answer(entry.serial, TokenMask(0))
+    assert desk.masks.take_answers({second.serial, 99}) == {second.serial: TokenMask(0)}
+    assert desk.masks.take_answers({second.serial}) == {}
+    assert desk.masks.take_answers() == {first.serial: TokenMask(0)}
+
+
+def test_reasoning_alone_binds_no_answer_after_its_end() -> None:
+    desk = Desk()
+    entry = desk.open(None, THINKS)
+    desk.say(entry, 3, CLOSING, 1)
+    assert desk.masks.sort([entry.serial]) == {}
+    assert desk.masks.take_answers() == {entry.serial: TokenMask(3, None)}
+
+
+def test_an_answer_to_a_question_of_an_earlier_life_counts_from_the_first_token() -> None:
+    desk = Desk()
+    entry = desk.open()
+    desk.say(entry, 1)
+    assert (desk.masks.is_current(entry.serial, 0), desk.masks.is_current(entry.serial, 1)) == (False, True)
+    assert desk.masks.put_down(entry.serial, TokenMask(1, b"\x02"))
+    assert desk.masks.take_answers() == {entry.serial: TokenMask(1, b"\x02")}
+
+
+def test_reasoning_is_remembered_while_its_request_is_live() -> None:
+    desk = Desk()
+    first, second = desk.open(rules=THINKS), desk.open(rules=THINKS)
+    desk.masks.sort([first.serial, second.serial])
+    remembered = desk.masks._thinking[second.serial]
+    desk.journal.close(first)
+    desk.masks.sort([second.serial])
+    assert desk.masks._thinking == {second.serial: remembered}

@@ -375,3 +375,106 @@ def test_after_random_stories_nothing_is_left_over() -> None:
             )  # behind the last, and nothing else
             for other in alone:
                 dispatcher.add_replica(other)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_new"), [(400, 400), (1, 1), (0, 1)])
+def test_a_request_that_came_otherwise_waits_with_all_its_tokens_and_at_least_one(
+    num_tokens: int, num_new: int
+) -> None:
+    dispatcher = dispatcher_of(1)
+    dispatcher.assign("came", 0, num_tokens, 5.0)
+    assert (dispatcher.replica_of("came"), dispatcher.num_requests(0)) == (0, 1)
+    expected_s = (num_new + 10) * FIRST_TOKEN_S
+    assert place(dispatcher, "asked", [], 10, 5.0).expected_s == pytest.approx(expected_s)
+
+
+def test_the_tokens_of_a_request_that_came_otherwise_are_held_by_its_replica() -> None:
+    dispatcher = dispatcher_of(2)
+    dispatcher.assign("came", 0, 300, 0.0)
+    place(dispatcher, "other", [], 200)
+    for name, seconds in (("came", 0.03), ("other", 0.02)):
+        dispatcher.first_token(name, seconds)
+    assert replica_of(dispatcher, "asked", [], 10, 1.0) == 1
+
+
+def test_the_first_token_of_an_answer_ends_its_wait_and_each_one_is_held() -> None:
+    dispatcher = dispatcher_of(2)
+    for name in ("one", "two"):
+        place(dispatcher, name, [], 100)
+    for _ in range(3):
+        dispatcher.token_came("one", 0.01)
+    dispatcher.token_came("two", 0.01)
+    placement = place(dispatcher, "asked", [], 1, 0.5)
+    assert (placement.replica, placement.num_cached_tokens) == (1, 0)
+    assert placement.expected_s == pytest.approx(FIRST_TOKEN_S)
+
+
+def test_the_later_tokens_of_an_answer_teach_nothing() -> None:
+    dispatcher = dispatcher_of(1)
+    place(dispatcher, "one", [], 100)
+    dispatcher.token_came("one", 0.01)
+    place(dispatcher, "two", [], 100, 1.0)
+    dispatcher.token_came("one", 9.0)
+    assert place(dispatcher, "asked", [], 100, 1.0).expected_s == pytest.approx(200 * FIRST_TOKEN_S)
+
+
+def test_tokens_of_an_answer_that_is_over_count_nowhere() -> None:
+    dispatcher = dispatcher_of(2)
+    place(dispatcher, "over", [], 100)
+    dispatcher.token_came("over", 0.01)
+    dispatcher.finish("over", 0.02)
+    dispatcher.token_came("over", 0.03)
+    assert (dispatcher.num_requests(0), dispatcher.replica_of("over")) == (0, None)
+    assert replica_of(dispatcher, "asked", [], 100, 1.0) == 0
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_the_tokens_that_a_request_held_are_free_when_it_is_over(replica: int) -> None:
+    dispatcher = dispatcher_of(2)
+    for name in ("first", "second"):
+        place(dispatcher, name, [], 100)
+        dispatcher.first_token(name, 0.01)
+    for name in ("first", "second"):
+        if dispatcher.replica_of(name) == replica:
+            dispatcher.grow(name, 50)
+            dispatcher.token_came(name, 0.02)
+        dispatcher.finish(name, 0.03)
+    assert replica_of(dispatcher, "asked", [], 100, 1.0) == 0
+
+
+@pytest.mark.parametrize(("num_seen", "is_sure"), [(7, False), (8, True)])
+def test_the_costs_of_a_replica_are_its_own_after_eight_first_tokens(num_seen: int, is_sure: bool) -> None:
+    dispatcher = dispatcher_of(2)
+    teach(dispatcher, 0, 1e-3)
+    dispatcher.drain_replica(0)
+    for number in range(num_seen):
+        place(dispatcher, str(number), [], 100, 10.0 * number)
+        dispatcher.first_token(str(number), 10.0 * number + 0.5)
+        dispatcher.finish(str(number), 10.0 * number + 0.5)
+    expected_s = place(dispatcher, "asked", [], 100, 100.0).expected_s
+    assert (expected_s == pytest.approx(0.5)) is is_sure
+    assert expected_s > 0.25  # those of both together are between 0.1 and 0.5 s
+
+
+def test_a_replica_drains_only_while_it_lives_and_until_it_takes_requests_again() -> None:
+    dispatcher = dispatcher_of(2)
+    assert not dispatcher.is_draining(0)
+    dispatcher.drain_replica(0)
+    assert (dispatcher.is_draining(0), dispatcher.is_draining(1), dispatcher.is_draining(2)) == (
+        True,
+        False,
+        False,
+    )
+    dispatcher.drain_replica(0)  # once more does no harm
+    dispatcher.add_replica(0)
+    assert not dispatcher.is_draining(0)
+    dispatcher.drain_replica(0)
+    dispatcher.remove_replica(0)
+    assert not dispatcher.is_draining(0)
+
+
+def test_no_more_blocks_of_a_replica_are_known_than_were_asked_for() -> None:
+    dispatcher = Dispatcher(BLOCK, max_blocks=3)
+    dispatcher.add_replica(0)
+    place(dispatcher, "one", chain("a", 5), 550)
+    assert len(dispatcher.index) == 3
