@@ -176,6 +176,10 @@ def test_the_only_answer_is_the_last_and_has_no_others() -> None:
     assert (only.is_last, only.others, only.answers) == (True, (), (only,))
 
 
+def test_an_answer_was_drawn_from_the_whole_distribution_unless_it_says_otherwise() -> None:
+    assert (finished().temperature, finished().top_p) == (1.0, 1.0)
+
+
 def test_answers_find_each_other_over_several_reports() -> None:
     stats = StatsAccumulator()
     (first,) = ended(stats, finished(n=2))
