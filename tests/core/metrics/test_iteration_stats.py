@@ -11,6 +11,7 @@ from triolet.core.metrics.iteration_stats import (
     EngineStatistics,
     FinishedRequest,
     IterationStats,
+    ReplicaStatistics,
     StatsAccumulator,
 )
 from triolet.core.request.request import FinishReason, RequestMetrics
@@ -201,6 +202,22 @@ def test_an_id_that_is_used_again_begins_with_no_answers() -> None:
 
 
 # ------------------------------------------------------------------------------------ snapshots
+
+
+def test_a_replica_is_needed_unless_it_is_said_to_be_parked() -> None:
+    replica = ReplicaStatistics(
+        replica=1,
+        is_living=True,
+        num_requests_running=0,
+        num_requests_waiting=0,
+        kv_blocks_total=8,
+        kv_blocks_in_use=0,
+        steps=0,
+        num_preemptions=0,
+        prefix_cache_queries=0,
+        prefix_cache_hits=0,
+    )
+    assert replica.is_parked is False
 
 
 def snapshot(**fields: Any) -> EngineStatistics:
