@@ -10,18 +10,27 @@ import pytest
 from triolet.core.output.detokenizer import BROKEN, IncrementalDetokenizer, token_decoder
 
 NOTHING = 0  # a token without text, such as a special token that is skipped
+# Tokens of several bytes that end inside a character, and the one that ends it.
+BEGINS, GOES_ON, ENDS, SPACE_BEGINS = 1, 2, 3, 4
+WORDS = {
+    NOTHING: b"",
+    BEGINS: b"a\xe6",
+    GOES_ON: b"\x97\xa5\xe6",
+    ENDS: b"\x97\xa5",
+    SPACE_BEGINS: b" \xe6",
+}
 
 
 @attrs.define
 class ByteDecode:
-    """Decoder of a tokenizer whose tokens are bytes; notes how many tokens each call decodes."""
+    """Decoder of a tokenizer whose tokens are bytes, but for a few words; notes how many tokens each call decodes."""
 
     drops_leading_spaces: bool = False
     asked: list[int] = attrs.field(factory=list)
 
     def __call__(self, token_ids: Sequence[int]) -> str:
         self.asked.append(len(token_ids))
-        text = bytes(one for one in token_ids if one != NOTHING).decode(errors="replace")
+        text = b"".join(WORDS.get(one, bytes([one])) for one in token_ids).decode(errors="replace")
         return text.lstrip(" ") if self.drops_leading_spaces else text
 
 
@@ -65,6 +74,28 @@ def test_a_window_that_is_cut_begins_with_the_newest_character() -> None:
     assert decode.asked == [*range(1, 10), 1, 2, 3]
 
 
+def test_a_window_that_is_cut_keeps_all_bytes_of_the_newest_character() -> None:
+    decode = ByteDecode()
+    assert "".join(added(decode, "abcdefg日x".encode())) == "abcdefg日x"
+    # the second byte changes no text, and is decoded by itself to see that it has none
+    assert decode.asked == [*range(1, 10), 2, 10, 3, 4]
+
+
+def test_a_window_that_is_cut_keeps_the_token_that_began_the_newest_character() -> None:
+    decode = ByteDecode()
+    answer = b"abcdefgh" + bytes([BEGINS, ENDS]) + b"x"
+    assert added(decode, answer)[-3:] == ["a", "日", "x"]
+    assert decode.asked == [*range(1, 11), 2, 3]
+
+
+def test_a_window_is_cut_at_the_newest_character_even_if_it_was_cut_inside_of_it() -> None:
+    decode = ByteDecode()
+    answer = bytes([BEGINS, *[GOES_ON] * 31]) + b"\x97\xa5x"
+    assert "".join(added(decode, answer)) == "a" + "日" * 32 + "x"
+    # 33 tokens are cut to 8 before the last byte comes, and then to those that hold the character
+    assert decode.asked == [*range(1, 34), 2, 8, 9, 3, 4]
+
+
 def test_a_window_is_not_cut_down_to_spaces_that_the_decoder_drops() -> None:
     decode = ByteDecode(drops_leading_spaces=True)
     assert "".join(added(decode, b"abcdefgh  i   j")) == "abcdefgh  i   j"
@@ -75,6 +106,19 @@ def test_a_window_that_never_ends_with_a_whole_character_is_cut_behind_32_tokens
     shown = added(decode, b"\xff" * 100)
     assert "".join(shown) == BROKEN * 97
     assert max(decode.asked) == 33
+
+
+def test_text_that_looks_broken_is_waited_for_so_that_its_space_is_kept() -> None:
+    def decode(token_ids: Sequence[int]) -> str:
+        """Shows all bytes as broken while the last character is unfinished, and drops a leading space."""
+        data = b"".join(WORDS.get(one, bytes([one])) for one in token_ids)
+        try:
+            return data.decode().removeprefix(" ")
+        except UnicodeDecodeError:
+            return BROKEN * len(data)
+
+    detokenizer = IncrementalDetokenizer(decode)
+    assert [detokenizer.add(one) for one in (ord("x"), SPACE_BEGINS, ENDS)] == ["x", "", " 日"]
 
 
 def test_the_character_of_a_token_is_looked_for_from_the_nearest_token_before_it() -> None:
