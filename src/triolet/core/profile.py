@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import math
 import attrs
 
 PHASES = ("plan", "compute", "sample", "deliver")
@@ -173,5 +174,5 @@ def phase_sums(events: Iterable[Mapping[str, Any]]) -> list[PhaseSum]:
             counts[event["name"]] += 1
             totals[event["name"]] += event["dur"]
     names = ("step", *PHASES, "hand over", "prepare", "forward", "detokenize")
-    whole_us = totals["step"] or 1.0
+    whole_us = totals["step"] or math.inf  # a trace without a whole step
     return [PhaseSum(name, counts[name], totals[name], totals[name] / whole_us) for name in names]

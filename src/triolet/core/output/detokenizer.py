@@ -436,15 +436,5 @@ def _completed(decode: Decode, token_id: int, before: Sequence[int]) -> str:
     for first in range(len(before) - 1, -1, -1):
         whole = decode([*before[first:], token_id])
         if not whole.endswith(BROKEN):
-            return whole[_num_shown(decode, before[first:], whole) :]
+            return whole  # from the token in which the character begins on: none of them has been shown
     return ""
-
-
-def _num_shown(decode: Decode, before: Sequence[int], whole: str) -> int:
-    """Return how much of the whole the tokens before have shown, without parts of characters at their end."""
-    num_before = len(before)
-    while num_before and decode([before[num_before - 1]]).endswith(BROKEN):
-        num_before -= 1
-    shown = decode(before[:num_before]) if num_before else ""
-    pairs = enumerate(zip(shown, whole, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(shown), len(whole)))

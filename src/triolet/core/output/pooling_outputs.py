@@ -146,10 +146,10 @@ def pooled_output(entry: JournalEntry) -> PoolingRequestOutput[PoolingOutput]:
     # a bytearray, since torch takes only what may be written to
     values, width = bytearray().join([part.values for part in entry.pooled]), entry.pooled[0].width
     # a memoryview takes no shape with a 0, which a STEP result without any such token has
-    shape = [len(values) // (4 * width), width] if task in TOKEN_TASKS and values else [len(values) // 4]
+    shape = [len(values) // (4 * width), width] if task in TOKEN_TASKS else [len(values) // 4]
     return PoolingRequestOutput(
         request_id=request.request_id,
-        outputs=PoolingOutput(memoryview(values).cast("f", shape) if values else memoryview(values)),
+        outputs=PoolingOutput(memoryview(values).cast("f", *([shape] if values else []))),
         prompt_token_ids=request.prompt_token_ids,
         num_cached_tokens=entry.num_cached_tokens,
         task=task,
