@@ -239,6 +239,8 @@ def test_a_slice_costs_what_it_copies(
         ("*", operator.mul, [1, 2], 3, 1 + 6 + 6),
         ("*", operator.mul, 3, (1, 2), 1 + 6 + 6),
         ("-", lambda left, right: 0, "a" * 640, 100, 1),
+        ("*", lambda left, right: 0, "a", "b", 1),
+        ("*", lambda left, right: 0, [1], [2], 1),
         ("%", operator.mod, 7, 3, 1),
         ("%", operator.mod, "%d", 5, 1 + 5 + 5 + 1 + 1),
         ("%", operator.mod, "%s%s", ("a", "b"), 1 + 8 + 16 + 1 + 1),
@@ -305,6 +307,7 @@ AB, BA = "ab" * 320, "ba" * 5  # 640 and 10 characters; the second occurs 63 tim
         (("x" * 64).upper, (), 2 + 2),
         ("abc".startswith, ("a",), 2),
         ("abc".split, (), 2 + 1),
+        ("abc".rsplit, (), 2 + 1),
         (AB.count, (BA,), 12 + 13),
         (AB.find, (BA,), 12 + 13),
         (AB.index, (BA,), 12 + 13),
@@ -382,6 +385,7 @@ def test_a_method_sees_the_items_of_an_iterator_and_its_keywords() -> None:
         ("format", "%(a)s", (), {"a": 1}, "1", 5 + 6 + 6 + 1 + 1),
         ("format", 5, (), {}, "5", 5 + 4 + 1),
         ("indent", "a\nb", (), {}, "a\n    b", 5 + 1 + 3 + 1 + 1),
+        ("indent", "a\n\nb", (), {}, "a\n\n    b", 5 + 1 + 4 + 1 + 1),
         ("indent", "a\nb", (64,), {}, "a\n" + " " * 64 + "b", 6 + 1 + 3 + 4 + 2),
         ("indent", "a\nb", (">" * 64,), {}, "a\n" + ">" * 64 + "b", 6 + 2 - 1 + 3 + 4 + 2),
         ("join", ["a", "b"], (), {}, "ab", 5 + 5 + 2 + 1 + 1),
@@ -483,6 +487,21 @@ def test_a_lazy_filter_is_charged_only_for_the_items_that_are_taken() -> None:
 )
 def test_json_keeps_characters_and_order_unless_asked_otherwise(value: Any, options: Any, text: str) -> None:
     assert to_json(value, **options) == text
+
+
+def test_indent_leaves_the_first_line_as_it_is_unless_asked_otherwise() -> None:
+    assert filtered(Meter(PLENTY), "indent", "a\nb") == "a\n    b"
+    assert filtered(Meter(PLENTY), "indent", "a\nb", first=True) == "    a\n    b"
+
+
+def test_a_lazy_filter_of_nothing_is_jinjas() -> None:
+    assert filtered(Meter(PLENTY), "map", None, attribute="a") == []
+
+
+def test_replacing_in_what_is_no_text_weighs_it_as_text() -> None:
+    meter = Meter(PLENTY)
+    assert filtered(meter, "replace", 121, "1", "x") == "x2x"
+    assert meter.work == 7 + 1 + 2 + 1 + 1
 
 
 # --------------------------------------------------------------------------------------------- tests
