@@ -177,7 +177,7 @@ def test_without_the_names_of_functions_every_name_is_one() -> None:
     parser = TOOL_FORMATS["llama3_json"]([])
     assert parser.feed(text)[0] == ToolCallBegin(0, "anything")
     assert TOOL_FORMATS["llama3_json"]([]).feed('{"name": "", "parameters": {}}')[0] == TextPiece(
-        '{"name": ""'
+        '{"name": "'
     )
 
 
