@@ -134,6 +134,13 @@ def test_a_request_that_ended_is_forgotten_whether_or_not_it_was_in_a_crash() ->
     assert (search.crashed, search.suspects) == (set(), frozenset())
 
 
+def test_requests_that_were_in_no_crash_are_nothing_to_clear() -> None:
+    search = PoisonBisection()
+    search.step_failed({1: 5}, num_rows=2)
+    search.step_done({1: 4, 99: 100})
+    assert search.suspects == {1}
+
+
 # ---------------------------------------------------------------------------------- what was outside
 
 
@@ -241,6 +248,20 @@ def test_the_smallest_steps_are_one_token_alone(
     backoff = OomBackoff()
     assert backoff.step_did_not_fit(rows) == answer
     assert limits(backoff) == after
+
+
+def test_one_row_at_least_stays_however_often_a_step_did_not_fit() -> None:
+    backoff = OomBackoff()
+    assert [backoff.step_did_not_fit([3, 3]) for _ in range(4)] == [1, 1, 1, 1]
+    assert limits(backoff) == (1, 3)
+
+
+def test_after_a_step_that_fitted_one_row_leaves_again() -> None:
+    backoff = OomBackoff()
+    rows = [3, 1, 1, 1, 1, 1]
+    assert [backoff.step_did_not_fit(rows) for _ in range(3)] == [1, 2, 4]
+    backoff.step_done(8, 64)
+    assert backoff.step_did_not_fit(rows) == 1
 
 
 # ---------------------------------------------------------------------------------------- hang limits
