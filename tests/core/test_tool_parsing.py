@@ -20,6 +20,7 @@ from triolet.core.tools import (
     ToolCallArguments,
     ToolCallBegin,
     ToolCallEnd,
+    ToolPlan,
     parse_tools,
     plan_tools,
 )
@@ -290,6 +291,19 @@ def test_reasoning_is_passed_on_as_it_comes() -> None:
     assert splitter.finish() == []
 
 
+def test_text_that_does_not_begin_with_the_mark_is_text_at_once_and_for_good() -> None:
+    splitter = ReasoningSplitter(REASONING_FORMATS["qwen3"])
+    assert splitter.feed("Y") == [TextPiece("Y")]
+    assert splitter.feed("<think>b</think>") == [TextPiece("<think>b</think>")]
+
+
+def test_the_opening_mark_alone_is_reasoning_that_has_begun() -> None:
+    splitter = ReasoningSplitter(REASONING_FORMATS["qwen3"])
+    assert splitter.feed("<think>") == []
+    assert splitter.finish() == []
+    assert splitter.feed("a<think>") == [ReasoningPiece("a<think>")]
+
+
 @pytest.mark.parametrize(("text", "held"), [("<think", "<think"), (" ", " "), ("", "")])
 def test_what_may_begin_reasoning_is_text_where_the_answer_ends(text: str, held: str) -> None:
     splitter = ReasoningSplitter(REASONING_FORMATS["qwen3"])
@@ -408,6 +422,16 @@ def test_required_calls_may_be_several_by_default_and_follow_their_schemas() -> 
         json={"type": "array", "minItems": 1, "items": {"anyOf": [item]}}
     )
     assert plan.template_tools is not None and plan.tool_parser is None
+
+
+def test_a_plan_is_for_an_answer_that_may_go_on_in_words_and_with_more_calls() -> None:
+    plan = ToolPlan(
+        template_tools=None, structured_outputs=None, skip_special_tokens=True, tool_parser="hermes"
+    )
+    calls = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+    assert not plan.is_forced
+    assert plan.parser().feed("well") == (TextPiece("well"),)
+    assert plan.parser().feed(f"well{calls}") == (TextPiece("well"), *call(0, "f", "{}"), *call(1, "g", "{}"))
 
 
 def test_a_model_without_a_place_for_tools_is_told_of_none_of_them() -> None:
