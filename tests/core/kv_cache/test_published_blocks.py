@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from triolet.core.kv_cache.cache_groups import HOLE, UNLIMITED, CacheGroups
+from triolet.core.kv_cache.cache_groups import UNLIMITED, CacheGroups
 from triolet.core.kv_cache.prefix_cache import DEFAULT_NAMESPACE, CacheNamespace, PrefixCache
 from triolet.core.step_plan import BlockSave
 
@@ -132,7 +132,7 @@ def test_where_a_window_has_passed_the_table_has_holes() -> None:
     table, hashes = published(cache, (1, 2), (3, 4), (5, 6))
     # The token at index 6 sees those from index 4 on.
     assert cache.find((1, 2, 3, 4, 5, 6, 7), ROOT) == (
-        [table[0], HOLE, table[2], HOLE, table[4], table[5]],
+        [table[0], -1, table[2], -1, table[4], table[5]],
         hashes,
     )
 
