@@ -259,6 +259,8 @@ def test_spaces_at_the_end_of_a_text_are_kept_and_behind_a_call_dropped() -> Non
     assert parser.feed("a \n") == (TextPiece("a"),)
     assert parser.finish() == (TextPiece(" \n"),)
     assert parser.finish() == ()
+    spaces_alone = AnswerParser(None, HermesFormat())
+    assert (spaces_alone.feed(" \n"), spaces_alone.finish()) == ((), (TextPiece(" \n"),))
     behind_call = AnswerParser(None, HermesFormat())
     assert behind_call.feed('a <tool_call>{"name": "f"}</tool_call> \n') == (
         TextPiece("a"),
