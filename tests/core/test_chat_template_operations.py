@@ -385,6 +385,7 @@ def test_a_method_sees_the_items_of_an_iterator_and_its_keywords() -> None:
         ("format", "%(a)s", (), {"a": 1}, "1", 5 + 6 + 6 + 1 + 1),
         ("format", 5, (), {}, "5", 5 + 4 + 1),
         ("indent", "a\nb", (), {}, "a\n    b", 5 + 1 + 3 + 1 + 1),
+        ("indent", "\n" * 63, (), {}, "\n" * 63, 5 + 1 + 64 + 5 + 1),
         ("indent", "a\n\nb", (), {}, "a\n\n    b", 5 + 1 + 4 + 1 + 1),
         ("indent", "a\nb", (64,), {}, "a\n" + " " * 64 + "b", 6 + 1 + 3 + 4 + 2),
         ("indent", "a\nb", (">" * 64,), {}, "a\n" + ">" * 64 + "b", 6 + 2 - 1 + 3 + 4 + 2),

@@ -68,6 +68,7 @@ def test_only_the_requests_of_an_adapter_that_gives_its_slot_away_lose_their_row
     running = {name for name, _, _ in stage.step()}
     assert {"c", "d"} <= running
     assert len(running & {"a", "b"}) == 1
+    assert sum(entry.num_preemptions for entry in stage.journal) == 1
 
 
 def test_a_pause_holds_requests_whose_adapter_has_a_slot_as_well() -> None:
