@@ -110,6 +110,98 @@ def test_a_stopped_model_goes_when_its_last_request_has_ended() -> None:
     assert registry.decide(1.0) == [UnloadModel("a")]
 
 
+def test_a_model_fits_if_its_weights_do_not_pass_the_limit_alone() -> None:
+    registry = ModelRegistry({"a": 10, "b": 11}, max_bytes=10)
+    loaded(registry, "a", 0.0)
+    assert [registry.fits("a"), registry.fits("b")] == [True, False]
+    assert ModelRegistry({"b": 11}).fits("b") is True
+
+
+def test_a_model_that_is_in_use_again_does_not_wait_in_line() -> None:
+    registry = ModelRegistry({"a": 1, "b": 1}, max_loaded=1)
+    loaded(registry, "a", 0.0)
+    registry.hold("a")
+    registry.hold("b")
+    registry.stop("a")
+    registry.release("a", 1.0)
+    assert registry.decide(1.0) == [UnloadModel("a")]
+    registry.note_unloaded("a")
+    registry.hold("a")
+    assert registry.decide(1.0) == [LoadModel("b")]
+
+
+def test_a_second_request_does_not_move_its_model_back_in_the_line() -> None:
+    registry = ModelRegistry({"a": 1, "b": 1}, max_loaded=1)
+    for name in ("a", "b", "a"):
+        registry.hold(name)
+    assert registry.decide(0.0) == [LoadModel("a")]
+
+
+def test_a_stopped_model_that_was_loaded_again_stays() -> None:
+    registry = ModelRegistry({"a": 1})
+    loaded(registry, "a", 0.0)
+    registry.stop("a")
+    assert registry.decide(0.0) == [UnloadModel("a")]
+    registry.note_unloaded("a")
+    registry.stop("a")  # not in memory: nothing to stop
+    loaded(registry, "a", 1.0)
+    assert registry.decide(1e9) == []
+
+
+def test_a_model_whose_load_ended_without_a_request_is_idle_from_then_on() -> None:
+    registry = ModelRegistry({"a": 1}, idle_s=10.0)
+    registry.hold("a")
+    registry.decide(0.0)
+    registry.release("a", 1.0)
+    assert registry.wakes_at() is None
+    registry.note_loaded("a", 5.0)
+    assert registry.wakes_at() == 15.0
+
+
+def test_the_registry_wakes_when_the_first_of_its_idle_models_is_over() -> None:
+    registry = ModelRegistry({"a": 1, "b": 1}, idle_s=10.0)
+    assert registry.wakes_at() is None
+    loaded(registry, "a", 2.0)
+    loaded(registry, "b", 5.0)
+    assert registry.wakes_at() == 12.0
+    assert registry.decide(12.0) == [UnloadModel("a")]
+    assert registry.wakes_at() == 15.0
+
+
+def test_without_a_limit_of_idle_time_a_model_stays() -> None:
+    registry = ModelRegistry({"a": 1})
+    loaded(registry, "a", 0.0)
+    assert (registry.wakes_at(), registry.decide(1e9)) == (None, [])
+
+
+def test_a_request_that_waits_no_longer_loads_nothing() -> None:
+    registry = ModelRegistry({"a": 1})
+    registry.hold("a")
+    registry.release("a", 0.0)
+    assert registry.decide(0.0) == []
+
+
+def test_of_models_idle_from_the_start_of_time_the_longest_idle_makes_room() -> None:
+    registry = ModelRegistry({"a": 1, "b": 1, "c": 1}, max_loaded=2)
+    loaded(registry, "a", 0.5)
+    loaded(registry, "b", 0.0)
+    registry.hold("c")
+    assert registry.decide(1.0) == [UnloadModel("b")]
+
+
+def test_only_as_many_models_make_room_as_are_needed() -> None:
+    registry = ModelRegistry({"a": 4, "b": 4, "c": 2, "d": 6}, max_bytes=10)
+    for place, name in enumerate("abc"):
+        loaded(registry, name, float(place))
+    registry.hold("d")
+    assert registry.decide(3.0) == [UnloadModel("a"), UnloadModel("b")]
+
+
+def test_nothing_to_release_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="releases what it holds"):
+        ModelRegistry({"a": 1}).release("a", 0.0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_walks_keep_the_limits_and_serve_every_request(seed: int) -> None:
     rng = random.Random(seed)
