@@ -205,3 +205,4 @@ def test_the_sums_come_in_the_order_of_a_step_with_what_is_inside_or_beside_at_t
 def test_a_trace_without_a_whole_step_has_sums_all_the_same() -> None:
     sums = {one.name: one for one in phase_sums([span("detokenize", 4.0)])}
     assert (sums["step"].share, sums["detokenize"].total_us) == (0.0, 4.0)
+    assert sums["detokenize"].share == 0.0, "of no step there is no share"

@@ -131,7 +131,8 @@ def test_the_parts_of_a_result_per_token_make_one_matrix(task: str) -> None:
 
 
 def test_a_result_without_any_token_is_empty() -> None:
-    assert pooled_output(ended_entry("token_classify", [])).outputs.data.tolist() == []
+    data = pooled_output(ended_entry("token_classify", [])).outputs.data
+    assert (data.format, data.shape, data.tolist()) == ("f", (0,), [])
 
 
 def test_the_numbers_may_be_written_to() -> None:

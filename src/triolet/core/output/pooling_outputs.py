@@ -144,12 +144,16 @@ def pooled_output(entry: JournalEntry) -> PoolingRequestOutput[PoolingOutput]:
     if not entry.is_pooled:
         raise RequestFailed(request.request_id, f"it ended before its result ({entry.finish_reason})")
     # a bytearray, since torch takes only what may be written to
-    values, width = bytearray().join([part.values for part in entry.pooled]), entry.pooled[0].width
+    values, width = (
+        memoryview(bytearray().join([part.values for part in entry.pooled])),
+        entry.pooled[0].width,
+    )
     # a memoryview takes no shape with a 0, which a STEP result without any such token has
-    shape = [len(values) // (4 * width), width] if task in TOKEN_TASKS else [len(values) // 4]
+    has_rows = task in TOKEN_TASKS and len(values) > 0
+    data = values.cast("f", [len(values) // (4 * width), width]) if has_rows else values.cast("f")
     return PoolingRequestOutput(
         request_id=request.request_id,
-        outputs=PoolingOutput(memoryview(values).cast("f", *([shape] if values else []))),
+        outputs=PoolingOutput(data),
         prompt_token_ids=request.prompt_token_ids,
         num_cached_tokens=entry.num_cached_tokens,
         task=task,
