@@ -379,8 +379,18 @@ def test_any_json_object_is_asked_for_with_true(value: Any) -> None:
         ({"json": "{}"}, 2),
         ({"json": "{}", "whitespace_pattern": "é"}, 4),
         ({"json_object": True}, 0),
-        ({"structural_tag": '{"structures": [{"begin":"a","schema":{},"end":""}],"triggers":["a"]}'}, 77),
-        ({"tool_calls": '{"format":"hermes","tools":[{"name":"f","parameters":{}}],"parallel":true}'}, 85),
+        (
+            {
+                "structural_tag": '{"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["a"]}'
+            },
+            76,
+        ),
+        (
+            {
+                "tool_calls": '{"format": "hermes", "tools": [{"name": "f", "parameters": {}}], "parallel": true}'
+            },
+            82,
+        ),
     ],
 )
 def test_the_size_is_that_of_the_texts_that_are_compiled(fields: dict[str, Any], num_bytes: int) -> None:
