@@ -274,6 +274,7 @@ def test_a_pooled_prompt_that_is_not_longer_is_not_cut(most: int | None) -> None
         (4, (90, 91, 92), (90, 10, 91, 92)),  # one token before each text, and two after it
         (4, (90,), (90, 10, 11, 12)),  # one before, none after
         (4, (92,), (90, 10, 11, 92)),
+        (4, (90, 92), (90, 10, 11, 92)),
         (4, (), (90, 10, 11, 12)),
         (2, (91, 92), (91, 92)),
         (1, (91, 92), (92,)),
