@@ -29,24 +29,27 @@ def own(value: Any) -> Any:
     return ("own", value)
 
 
-@attrs.frozen(kw_only=True, field_transformer=strict_plain_fields)
-class Plain:
-    """A field of each plain type, one with a converter of its own, and one of another type."""
+def plain(**values: Any) -> Any:
+    """An object with a field of each plain type, one with a converter of its own, and one of another type."""
 
-    count: int = 1
-    most: int | None = None
-    share: float = 0.5
-    is_on: bool = False
-    may_be_on: bool | None = None
-    converted: int = attrs.field(default=3, converter=own)
-    text: str = "a"
+    @attrs.frozen(kw_only=True, field_transformer=strict_plain_fields)
+    class Plain:
+        count: int = 1
+        most: int | None = None
+        share: float = 0.5
+        is_on: bool = False
+        may_be_on: bool | None = None
+        converted: int = attrs.field(default=3, converter=own)
+        text: str = "a"
+
+    return Plain(**values)
 
 
 def test_plain_fields_keep_values_of_their_type() -> None:
-    plain = Plain(count=2, most=3, share=1, is_on=True, may_be_on=True)
-    assert (plain.count, plain.most, plain.share, plain.is_on, plain.may_be_on) == (2, 3, 1, True, True)
-    assert Plain(may_be_on=False).may_be_on is False
-    none = Plain(most=None, may_be_on=None)
+    some = plain(count=2, most=3, share=1, is_on=True, may_be_on=True)
+    assert (some.count, some.most, some.share, some.is_on, some.may_be_on) == (2, 3, 1, True, True)
+    assert plain(may_be_on=False).may_be_on is False
+    none = plain(most=None, may_be_on=None)
     assert (none.most, none.may_be_on) == (None, None)
 
 
@@ -67,15 +70,15 @@ def test_plain_fields_keep_values_of_their_type() -> None:
 )
 def test_plain_fields_refuse_values_of_another_type_by_name(field: str, value: Any, rule: str) -> None:
     with pytest.raises(InvalidParams) as caught:
-        Plain(**{field: value})
+        plain(**{field: value})
     assert str(caught.value) == f"{field} {rule}"
     assert (caught.value.field, caught.value.got) == (field, value)
 
 
 def test_a_converter_of_its_own_stays_and_other_types_have_none() -> None:
-    fields: dict[str, Any] = {"converted": "3", "text": 5}
-    assert attrs.asdict(Plain(**fields))["converted"] == ("own", "3")
-    assert attrs.asdict(Plain(**fields))["text"] == 5
+    assert plain().converted == ("own", 3)
+    assert plain(converted="3").converted == ("own", "3")
+    assert plain(text=5).text == 5
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -124,6 +127,19 @@ def test_a_list_has_at_most_the_entries_of_its_limit() -> None:
         checks.items("x", [1, 2, 3], 2)
     assert (caught.value.field, caught.value.got) == ("x", 3)
     assert str(checks.too_many("x", 2, 3, "max_x")) == "x must have at most 2 entries (max_x), got 3."
+
+
+@pytest.mark.parametrize("value", [5, "ab", b"ab", {1: 2}, {1, 2}, None], ids=repr)
+def test_only_a_sequence_is_a_list_and_no_text_is(value: object) -> None:
+    with pytest.raises(InvalidParams, match=r"^x must be a list, got "):
+        checks.items("x", value)
+
+
+@pytest.mark.parametrize("convert", [checks.stop, checks.bad_words])
+@pytest.mark.parametrize("texts", [["a", 5], [None], [b"a"]], ids=repr)
+def test_a_list_of_texts_holds_nothing_else(convert: Any, texts: list[object]) -> None:
+    with pytest.raises(InvalidParams, match="must contain only strings, got "):
+        convert(texts)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +265,7 @@ def test_the_table_has_a_row_per_field() -> None:
 
 def test_a_class_without_entries_has_no_table() -> None:
     with pytest.raises(KeyError, match=SPEC):
-        table_of(Plain)
+        table_of(type(plain()))
 
 
 @pytest.mark.parametrize(
