@@ -9,7 +9,11 @@ import pytest
 from triolet.core.request.prompt_adapter import PromptAdapterRequest, SoftPrompt
 from triolet.errors import InvalidRequest
 
-FIELDS: dict[str, Any] = {"prompt_adapter_name": "a", "prompt_adapter_id": 1, "prompt_adapter_local_path": "/a"}
+FIELDS: dict[str, Any] = {
+    "prompt_adapter_name": "a",
+    "prompt_adapter_id": 1,
+    "prompt_adapter_local_path": "/a",
+}
 
 
 def named(**fields: Any) -> PromptAdapterRequest:
