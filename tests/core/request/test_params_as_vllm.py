@@ -171,3 +171,20 @@ def test_repetition_detection_can_be_written_in_order() -> None:
 def test_output_kinds_have_the_numbers_that_vllm_gives_them() -> None:
     kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY]
     assert [RequestOutputKind(number) for number in (0, 1, 2)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("fields", "wants"),
+    [
+        ({}, False),
+        ({"prompt_logprobs": 3}, False),
+        ({"logprobs": 0}, True),
+        ({"logprobs": 3}, True),
+        ({"logprob_token_ids": [5]}, True),
+        ({"logprobs": 1, "logprob_token_ids": [5]}, True),
+    ],
+)
+def test_an_answer_has_log_probabilities_by_number_or_by_name(fields: dict[str, Any], wants: bool) -> None:
+    params = SamplingParams(**fields)
+    params.check_vocabulary(100)
+    assert params.wants_logprobs is wants
