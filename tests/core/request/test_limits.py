@@ -73,3 +73,13 @@ def test_the_logprobs_of_a_long_prompt_are_not_kept_without_bound() -> None:
     with pytest.raises(InvalidParams) as caught:
         limits.check_prompt(SamplingParams(prompt_logprobs=-1), 28, 150_000)
     assert str(caught.value) == "prompt_logprobs must be at most 149795 for a prompt of 28 tokens, got -1."
+
+
+@pytest.mark.parametrize("wanted", [None, 0])
+def test_where_no_likely_tokens_are_allowed_a_request_may_still_want_none(wanted: int | None) -> None:
+    limits = EngineConfig(max_logprobs=0).request_limits
+    params = SamplingParams(logprobs=wanted, prompt_logprobs=wanted)
+    limits.check(params, 100)
+    limits.check_prompt(params, 7, 100)
+    with pytest.raises(InvalidParams, match="greater than max allowed: 0"):
+        limits.check(SamplingParams(logprobs=1), 100)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.core.request.test_params import refusal
 from triolet import SamplingParams
+from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.errors import InvalidParams
 
@@ -165,3 +166,25 @@ def test_from_optional_lets_vllms_own_fields_through_as_long_as_they_have_no_val
 def test_repetition_detection_can_be_written_in_order() -> None:
     params = RepetitionDetectionParams(3, 1, 2)
     assert (params.max_pattern_size, params.min_pattern_size, params.min_count) == (3, 1, 2)
+
+
+def test_output_kinds_have_the_numbers_that_vllm_gives_them() -> None:
+    kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY]
+    assert [RequestOutputKind(number) for number in (0, 1, 2)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("fields", "wants"),
+    [
+        ({}, False),
+        ({"prompt_logprobs": 3}, False),
+        ({"logprobs": 0}, True),
+        ({"logprobs": 3}, True),
+        ({"logprob_token_ids": [5]}, True),
+        ({"logprobs": 1, "logprob_token_ids": [5]}, True),
+    ],
+)
+def test_an_answer_has_log_probabilities_by_number_or_by_name(fields: dict[str, Any], wants: bool) -> None:
+    params = SamplingParams(**fields)
+    params.check_vocabulary(100)
+    assert params.wants_logprobs is wants
