@@ -12,11 +12,11 @@ All times are of one monotonic clock that the processes of a machine share, seco
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import math
 import attrs
 
 PHASES = ("plan", "compute", "sample", "deliver")

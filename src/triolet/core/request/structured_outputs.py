@@ -108,7 +108,7 @@ def _tool_calls(value: Any) -> str | None:
 def _check_tool_calls(calls: Any) -> None:
     fields: dict[str, Any] = calls if isinstance(calls, dict) else {}
     tools, call_format = fields.get("tools"), fields.get("format")
-    if not isinstance(call_format, str) or call_format not in CALL_FORMATS:
+    if call_format not in CALL_FORMATS:
         raise _wrong("tool_calls", "must have a format of " + ", ".join(CALL_FORMATS), call_format)
     if not isinstance(fields.get("parallel"), bool):
         raise _wrong("tool_calls", "must have parallel, true or false", fields.get("parallel"))
