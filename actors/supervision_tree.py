@@ -41,9 +41,9 @@ from triolet.actors.replicas.absence import absence_actor
 from triolet.actors.replicas.autoscaler import FurtherReplica, autoscaler_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import make_grammars, structured_output_actor
-from triolet.actors.supervisor import ChildSpec, ChildStart, Supervisor
+from triolet.actors.supervisor import ChildSpec, ChildStart, Lives, Supervisor, watched
 from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
-from triolet.actors.watchdog import STRUCTURED_OUTPUT, Lives, watchdog_actor, watched
+from triolet.actors.watchdog import STRUCTURED_OUTPUT, watchdog_actor
 from triolet.actors.worker_calls import ReplicatedWorkerCalls
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore

@@ -28,7 +28,7 @@ from triolet.core.recovery.supervision import (
     children_to_restart,
     must_restart,
 )
-from triolet.errors import ResourceShortage
+from triolet.errors import ResourceShortage, RunnerDied
 
 logger = logging.getLogger("triolet.supervisor")
 
@@ -315,3 +315,57 @@ class Supervisor:
             exc_info=reason if context == "child_terminated" else None,
         )  # fmt: skip
         self._on_report(report)
+
+
+Lives = dict[str, trio.CancelScope]
+"""Scopes of the running children that can be ended from outside, by name."""
+
+
+class ActorStuck(Exception):
+    """Error of a child that did nothing for too long, and was ended from outside."""
+
+
+def watched(lives: Lives, name: str, start: ChildStart) -> ChildStart:
+    """Wrap a child so that it can be ended from outside, as by the watchdog: it dies of `ActorStuck` then."""
+
+    async def live(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.CancelScope() as scope:
+            lives[name] = scope
+            try:
+                await start(task_status=task_status)
+            finally:
+                del lives[name]
+        # Its supervisor cancels from outside of this scope.
+        if scope.cancelled_caught:
+            raise ActorStuck(f"{name} did nothing for too long")
+
+    return live
+
+
+def restart_after(report: CrashReport) -> tuple[str, str] | None:
+    """Return the actor that is started again after a report, without the number of its replica, and the cause.
+
+    Returns:
+        None if none is; the cause is one of `RESTART_CAUSES`.
+    """
+    # A start that fails is followed by another one, as a crash is.
+    if report.context not in ("child_terminated", "start_error"):
+        return None
+    return report.offender.partition(".")[0], restart_cause(report.reason)
+
+
+def restart_cause(reason: BaseException | None) -> str:
+    """Return the cause of a restart, one of `RESTART_CAUSES`.
+
+    Args:
+        reason: what the actor ended with; None for a return.
+    """
+    match reason and root_cause(reason):
+        case ActorStuck() | RunnerDied(is_hang=True):
+            return "hang"
+        case RunnerDied():
+            return "exit"
+        case ResourceShortage():
+            return "shortage"
+        case _:
+            return "crash"

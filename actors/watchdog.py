@@ -17,10 +17,10 @@ import trio
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.grammar_requests import GrammarRequests
-from triolet.actors.supervisor import ChildStart, root_cause
+from triolet.actors.supervisor import Lives
 from triolet.core.engine_core import EngineCore
 from triolet.core.recovery.recovery_state import MIN_LIMIT_S
-from triolet.errors import EngineUnhealthy, ResourceShortage, RunnerDied
+from triolet.errors import EngineUnhealthy
 
 # These actors read a message within milliseconds: 3 times the 99.9th percentile is always below the least time that
 # counts as a hang (`core.recovery.recovery_state.MIN_LIMIT_S`), so there is nothing to learn.
@@ -28,30 +28,6 @@ MAX_SILENCE_S = MIN_LIMIT_S
 CHECKS_PER_TIMEOUT = 4  # so a hang is found after at most one and a half times the limit
 
 STRUCTURED_OUTPUT = "structured_output"
-
-Lives = dict[str, trio.CancelScope]
-"""The scopes of the running actors that the watchdog can end, by name."""
-
-
-class ActorStuck(Exception):
-    """Error of an actor that was ended by the watchdog."""
-
-
-def watched(lives: Lives, name: str, start: ChildStart) -> ChildStart:
-    """Wrap an actor so that the watchdog can end it."""
-
-    async def live(*, task_status: trio.TaskStatus[None]) -> None:
-        with trio.CancelScope() as scope:
-            lives[name] = scope
-            try:
-                await start(task_status=task_status)
-            finally:
-                del lives[name]
-        # Cancelled by the watchdog: a supervisor cancels from outside of this scope.
-        if scope.cancelled_caught:
-            raise ActorStuck(f"{name} did nothing for too long")
-
-    return live
 
 
 async def watchdog_actor(
@@ -171,25 +147,3 @@ def _bottleneck(core: EngineCore, channels: Channels, progress: ActorProgress) -
     if core.is_step_in_flight:
         return "model_runner"
     return STRUCTURED_OUTPUT if core.masks.unanswered() else "scheduler"
-
-
-def actor_kind(name: str) -> str:
-    """Return the name of an actor without the number of its replica."""
-    return name.partition(".")[0]
-
-
-def restart_cause(reason: BaseException | None) -> str:
-    """Return the cause of a restart, one of `RESTART_CAUSES`.
-
-    Args:
-        reason: what the actor ended with; None for a return.
-    """
-    match reason and root_cause(reason):
-        case ActorStuck() | RunnerDied(is_hang=True):
-            return "hang"
-        case RunnerDied():
-            return "exit"
-        case ResourceShortage():
-            return "shortage"
-        case _:
-            return "crash"

@@ -44,7 +44,7 @@ FOLDERS = {str((PACKAGE / part).resolve()): part for part in ("actors", "kernels
 EIGHT_TOKENS = triolet.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 MANY_TOKENS = triolet.SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 PROMPT = "Once upon a time"
-TARGETS = {"generate": 40, "websocket": 60, "break": 10, "crash": 33}
+TARGETS = {"generate": 40, "websocket": 60, "break": 10, "crash": 30}
 
 
 class Recorder:

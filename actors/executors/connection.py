@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final, Protocol
 
 import attrs
@@ -22,13 +22,15 @@ import trio
 
 from triolet.actors.executors.child_process import (
     ChildProcess,
+    Pipes,
     SpawnedProcess,
     describe_exit,
     exit_code_of,
+    pipes_to_a_process,
     processor_s_of,
     worker_environment,
 )
-from triolet.core.recovery.supervision import StderrTail, typed_shortages
+from triolet.core.recovery.supervision import StderrTail
 from triolet.core.step_plan import StepPlan
 from triolet.errors import FrameError, RunnerDied
 from triolet.ipc import lifeline
@@ -285,53 +287,6 @@ class RunnerConnection(ABC):
             self._talk.deadline = trio.current_time()
 
 
-@attrs.frozen
-class Pipes:
-    """This side's ends of the pipes to a runner's process."""
-
-    requests: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
-    replies: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
-    errors: trio.lowlevel.FdStream = attrs.field(converter=trio.lowlevel.FdStream)
-    life: int
-    """Reading end of its lifeline."""
-
-    def close(self) -> None:
-        """Close all."""
-        for stream in (self.requests, self.replies, self.errors):
-            stream.close()
-        os.close(self.life)
-
-
-Ends = tuple[int, int, int, int]
-"""Descriptors of one side: requests, replies, errors, lifeline."""
-
-
-@contextmanager
-def pipes_to_a_process() -> Iterator[tuple[Ends, Ends]]:
-    """Open the pipes to a process that is started within the scope; yield this side's ends and its.
-
-    Those of the process are closed with the scope, and this side's, too, if it fails.
-
-    Raises:
-        ResourceShortage: they cannot be opened, or the process cannot be started.
-    """
-    with typed_shortages("a process for the model runner"), ExitStack() as theirs, ExitStack() as ours:
-        requests_end, requests = open_pipe(reader=theirs, writer=ours)
-        replies, replies_end = open_pipe(reader=ours, writer=theirs)
-        errors, errors_end = open_pipe(reader=ours, writer=theirs)
-        life, life_end = open_pipe(reader=ours, writer=theirs)
-        yield (requests, replies, errors, life), (requests_end, replies_end, errors_end, life_end)
-        ours.pop_all()
-
-
-def open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed with these stacks; return (reading end, writing end)."""
-    ends = os.pipe()
-    reader.callback(os.close, ends[0])
-    writer.callback(os.close, ends[1])
-    return ends
-
-
 @attrs.define(eq=False)
 class RunnerProcess(RunnerConnection):
     """One process, with all descriptors that must be closed after it."""
@@ -404,7 +359,7 @@ class RunnerProcess(RunnerConnection):
         return self.child.is_alive
 
     async def take(self) -> RunnerProcess:
-        """Return this process, as the source of itself (`standby.Source`)."""
+        """Return this process, as the source of itself (`process.Source`)."""
         await trio.lowlevel.checkpoint()
         return self
 

@@ -30,8 +30,8 @@ from triolet.actors import detokenizer, scheduler, tokenizer
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
+from triolet.actors.supervisor import ActorStuck, restart_cause
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
-from triolet.actors.watchdog import ActorStuck, restart_cause
 from triolet.core.engine_core import EngineCore
 from triolet.core.load_progress import OnProgress
 from triolet.core.messages import SchedulerMessage, Wake

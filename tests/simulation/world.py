@@ -19,7 +19,7 @@ from tests.simulation.story import MAX_STEP_S, Ask, Kind, Story
 from triolet.actors.executors.grammar.grammars import GrammarsDied
 from triolet.actors.model_runner import WeightsRefused
 from triolet.actors.structured_output import MAX_ATTEMPTS
-from triolet.actors.watchdog import ActorStuck
+from triolet.actors.supervisor import ActorStuck
 from triolet.core.journal import JournalEntry
 from triolet.core.recovery.supervision import MIN_PAUSE_S
 from triolet.core.request.request import FinishReason

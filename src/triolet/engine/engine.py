@@ -20,7 +20,8 @@ from triolet.actors.channels import Channels
 from triolet.actors.detokenizer import deliver
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.prompt_adapters import PromptAdapterRegistry
-from triolet.actors.watchdog import actor_kind, check_health, restart_cause
+from triolet.actors.supervisor import restart_after
+from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
 from triolet.core.metrics.iteration_stats import EngineStatistics
@@ -594,7 +595,6 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         self._progress.restarted.unpark_all()
 
     def _note_report(self, report: CrashReport) -> None:
-        # A start that fails is followed by another one, as a crash is.
-        if report.context in ("child_terminated", "start_error"):
+        if (restart := restart_after(report)) is not None:
             self._num_restarts += 1
-            self._restart_log.counts[actor_kind(report.offender), restart_cause(report.reason)] += 1
+            self._restart_log.counts[restart] += 1

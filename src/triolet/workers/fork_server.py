@@ -1,4 +1,4 @@
-"""Program of the fork server: `python -m triolet.workers.fork_server`, started by `actors.executors.fork_server`.
+"""Program of the fork server: `python -m triolet.workers.fork_server`, started by `actors.executors.child_process`.
 
 It imports what the load of a model needs, once, and then only forks: each process is a model runner (`workers.runner`),
 or a rank of a group (`workers.rank`), that shares the memory of the imports and loads at once. The server computes

@@ -17,10 +17,11 @@ import trio
 from tests.actors.executors.harness import ask_six, first_step, ignore, life, open_files
 from tests.actors.harness import unexpected
 from tests.source_tree import ROOT, SRC
-from triolet.actors.executors import fork_server, standby
+from triolet.actors.executors import child_process
+from triolet.actors.executors import process as process_runner
+from triolet.actors.executors.child_process import ForkServer
 from triolet.actors.executors.connection import RunnerProcess
-from triolet.actors.executors.fork_server import ForkServer
-from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.process import ForkSource, ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.errors import ResourceShortage, RunnerDied
 
@@ -37,9 +38,9 @@ def executor_with(*server: str, keep_standby: bool = True, step_timeout: float =
 
 
 def server_of(executor: ProcessExecutor) -> ForkServer:
-    server = executor._standby.source
-    assert isinstance(server, ForkServer)
-    return server
+    source = executor._standby.source
+    assert isinstance(source, ForkSource)
+    return source.server
 
 
 def process_of(executor: ProcessExecutor) -> RunnerProcess:
@@ -128,7 +129,7 @@ async def test_a_server_that_was_started_ahead_gives_the_first_process() -> None
 
 
 async def test_a_server_that_was_started_ahead_and_is_not_used_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "STANDBY_S", 0.1)
+    monkeypatch.setattr(process_runner, "STANDBY_S", 0.1)
     executor = executor_with()
     executor.prepare()
     with trio.fail_after(60):
@@ -196,7 +197,7 @@ async def test_a_server_that_gives_no_process_is_ended_and_another_process_is_st
     misdeed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit, bad in (("IMPORT_SILENCE_S", "hang"), ("SILENCE_S", "stop")):
-        monkeypatch.setattr(fork_server, limit, 0.5 if misdeed == bad else 60.0)
+        monkeypatch.setattr(child_process, limit, 0.5 if misdeed == bad else 60.0)
     executor = executor_with(*([misdeed] if misdeed in ("hang", "fork") else []))
     await die(executor)
     server = server_of(executor)
@@ -212,8 +213,8 @@ async def test_a_server_that_gives_no_process_is_ended_and_another_process_is_st
 async def test_a_server_that_is_not_needed_any_more_lives_as_long_as_its_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(standby, "STANDBY_S", 0.2)
-    monkeypatch.setattr(fork_server, "LOOK_S", 0.05)
+    monkeypatch.setattr(process_runner, "STANDBY_S", 0.2)
+    monkeypatch.setattr(child_process, "LOOK_S", 0.05)
     executor = executor_with(keep_standby=False)
     await die(executor)
     server = server_of(executor)
@@ -262,7 +263,7 @@ async def test_without_descriptors_the_process_is_not_there_and_the_shortage_is_
     before = open_files()
     monkeypatch.setattr(os, "pipe", run_out)
     with pytest.raises(ResourceShortage, match="file descriptors"):
-        await server_of(executor).take()
+        await server_of(executor).fork()
     monkeypatch.undo()
     assert open_files() == before
     async with one_life(executor):
@@ -342,8 +343,9 @@ def test_what_is_imported_asks_for_no_device_and_starts_no_thread() -> None:
 async def test_the_real_server_imports_torch_and_shares_it() -> None:
     server = ForkServer.spawn()
     with trio.fail_after(300):
-        process = await server.take()
-    assert process is not None
+        forked = await server.fork()
+    assert forked is not None
+    process = RunnerProcess(*forked)
     assert "torch" in told_of(process.child.pid, "maps")
     lines = told_of(process.child.pid, "smaps_rollup").splitlines()[1:]
     num_kb = {line.split()[0]: int(line.split()[1]) for line in lines}
