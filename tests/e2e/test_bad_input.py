@@ -16,6 +16,7 @@ import trio
 
 import triolet
 from tests.model.tiny import make_model
+from tests.scale import one_in
 from triolet import Engine, RequestOutputKind, SamplingParams
 from triolet.errors import InvalidParams, InvalidRequest, RequestFailed, shown
 
@@ -108,7 +109,7 @@ async def outcome(engine: Engine, fields: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "field",
-    [pytest.param(field, marks=pytest.mark.slow if place % 3 else ()) for place, field in enumerate(FIELDS)],
+    one_in(6, FIELDS),
 )
 async def test_a_field_of_any_value_is_refused_by_name_or_served(folder: Path, field: str) -> None:
     seen: dict[str, int] = {}

@@ -116,11 +116,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 # What the scheduler does differs by what a family caches, so that these stand for the others in quick runs.
-QUICK = ("qwen3", "gemma3", "mixtral", "deepseek-v3", "qwen3-next")
-QUICK_CASES = [
-    pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
-    for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
-]
+QUICK = ("qwen3", "gemma3", "mixtral")
+OTHER_CACHES = ("deepseek-v3", "qwen3-next")
+
+
+def cases_of(*quick: str) -> list[Any]:
+    """Return all families as parameters, of which these run in quick runs."""
+    return [
+        pytest.param(family, marks=() if family in quick else pytest.mark.slow)
+        for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
+    ]
 
 
 def made_case(family: str, folder: Path, **overrides: Any) -> Case:
@@ -161,7 +166,7 @@ async def answer_all(
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 
 
-@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
+@pytest.mark.parametrize("case", cases_of(*QUICK, *OTHER_CACHES), indirect=True)
 async def test_alone_and_again_from_the_prefix_cache(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=64, block_size=16
@@ -179,7 +184,7 @@ async def test_in_a_batch_of_mixed_lengths(case: Case) -> None:
         assert engine.statistics().num_preemptions == 0
 
 
-@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
+@pytest.mark.parametrize("case", cases_of(*QUICK), indirect=True)
 async def test_with_prefill_chunks_of_seven_tokens(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=256, max_num_batched_tokens=7
@@ -188,7 +193,7 @@ async def test_with_prefill_chunks_of_seven_tokens(case: Case) -> None:
         assert await answer_all(engine, prompts, GREEDY) == answers
 
 
-@pytest.mark.parametrize("case", QUICK_CASES, indirect=True)
+@pytest.mark.parametrize("case", cases_of(*QUICK), indirect=True)
 async def test_with_so_few_blocks_that_requests_are_preempted(case: Case) -> None:
     async with triolet.open_engine(
         model=str(case.folder), runner="inline", num_kv_blocks=40, block_size=4

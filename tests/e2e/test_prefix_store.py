@@ -18,6 +18,7 @@ import trio
 import triolet
 from tests.model.tiny import make_model
 from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
+from tests.scale import one_in
 from triolet import Engine, EngineStatistics, LoRARequest, SamplingParams
 from triolet.errors import ConfigError
 from triolet.model.memory import block_files
@@ -61,8 +62,20 @@ def files_of(store: Path) -> list[Path]:
     return sorted(store.glob("*/*.kv"))
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("budget", [None, 40], ids=["whole", "chunked"])
+@pytest.mark.parametrize(
+    ("runner", "budget"),
+    one_in(
+        3,
+        [
+            pytest.param("thread", None, id="thread-whole"),
+            pytest.param("inline", None, id="inline-whole"),
+            pytest.param("process", None, id="process-whole"),
+            pytest.param("inline", 40, id="inline-chunked"),
+            pytest.param("thread", 40, id="thread-chunked"),
+            pytest.param("process", 40, id="process-chunked"),
+        ],
+    ),
+)
 async def test_the_next_engine_reads_the_prefix_that_the_last_one_computed(
     model: Path, tmp_path: Path, runner: str, budget: int | None
 ) -> None:

@@ -56,7 +56,11 @@ def test_block_sizes_agree_at_the_edges_of_a_block(target: Target, block_size: i
 
 @on_every_triton_target
 @pytest.mark.parametrize("segment_tokens", [pytest.param(None, marks=pytest.mark.slow), 64])
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 65, "soft_cap": 2.0}], ids=["plain", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"sliding_window": 65, "soft_cap": 2.0}],
+    ids=["plain", "window"],
+)
 def test_sinks_agree_split_or_not(
     target: Target, options: dict[str, Any], segment_tokens: int | None
 ) -> None:
@@ -131,7 +135,11 @@ def test_a_step_without_tokens_launches_nothing(target: Target) -> None:
 
 
 @on_every_triton_target
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 65}], ids=["plain", "window"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"sliding_window": 65}],
+    ids=["plain", "window"],
+)
 @pytest.mark.parametrize("group", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_lengths_that_only_the_device_knows_change_no_bit(
     target: Target, options: dict[str, Any], group: int
@@ -197,7 +205,9 @@ def test_a_decode_has_the_same_bits_beside_chunks_and_a_chunk_beside_longer_ones
 
 @on_every_triton_target
 @pytest.mark.parametrize(
-    "options", [{}, {"soft_cap": 1.5}, {"sliding_window": 70}], ids=["plain", "cap", "window"]
+    "options",
+    [{}, pytest.param({"soft_cap": 1.5}, marks=pytest.mark.slow), {"sliding_window": 70}],
+    ids=["plain", "cap", "window"],
 )
 @pytest.mark.parametrize("head_dim", [16, pytest.param(24, marks=pytest.mark.slow)])
 def test_tiles_of_keys_that_all_queries_see_agree_with_those_of_which_some_see_a_part(

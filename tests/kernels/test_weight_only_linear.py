@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from tests.kernels.packed_weights import CASES, words
 from tests.kernels.targets import Target, on_every_triton_target
+from tests.scale import one_in
 from triolet.errors import KernelShapeError
 from triolet.kernels.linear.weight_only import (
     PackedWeight,
@@ -16,8 +19,7 @@ from triolet.kernels.linear.weight_only import (
 
 
 @on_every_triton_target
-@pytest.mark.parametrize("num_tokens", [1, 17, 65])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "num_tokens"), one_in(2, product(CASES, [1, 17, 65])))
 def test_triton_agrees_with_the_dequantised_weight(target: Target, case: str, num_tokens: int) -> None:
     weight, plain = CASES[case]()
     weight.check()

@@ -32,7 +32,7 @@ from tests.simulation.story import Ask, Fault, Story
 from tests.simulation.world import World
 
 # The simulation itself, in .ci/run, goes through many more.
-NUM_QUICK, NUM_QUICK_REPLICAS, NUM_SLOW = 80, 12, 1000
+NUM_QUICK, NUM_QUICK_REPLICAS, NUM_SLOW = 40, 12, 1000
 NUM_TO_KILL = 4000
 
 

@@ -146,7 +146,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=100, stateful_step_count=100)  # 10,000 operations
+TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=100)  # 5,000 operations
 
 
 # ---------------------------------------------------------------------------------- small stories

@@ -131,7 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=100)  # 10,000 operations
+TestCacheMachine.settings = settings(max_examples=50, stateful_step_count=100)  # 5,000 operations
 
 
 # -------------------------------------------------------------------------------- what is found
