@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import transformers
 
 import triolet
 from triolet.kernels.cpu.library import kernels
+
+STEAL = 8  # field of the first line of /proc/stat
 
 # The models of the project's CPU figures; weights are random, so nothing is downloaded and every answer has full
 # length.
@@ -72,6 +75,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }
+
+
+def stolen_s() -> float:
+    """Return the time for which the host has given this machine's processors to others, since its start, seconds.
+
+    Counted in hundredths of a second, and summed over the processors; 0 where the system does not say. A measured time
+    in which it grows is that of the host's other guests as well.
+    """
+    with suppress(OSError, ValueError, IndexError), open("/proc/stat", encoding="ascii") as file:
+        return int(file.readline().split()[STEAL]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def make_model(name: str, folder: Path, *, dtype: torch.dtype) -> Path:

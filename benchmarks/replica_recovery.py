@@ -10,7 +10,8 @@ every answer must be the same, token for token. Prints one JSON line: answers, w
 gaps between two tokens of the streams of the replica that was not killed, from the kill until the other one is back:
 their median, p99 and longest, and those of the undisturbed second before the kill; `longest_of_median` is the longest
 one as a multiple of the median. A stream that an earlier kill has moved counts from its first token at the other
-replica on. Exits with 1 if an answer differs.
+replica on. In a virtual machine the host may give the processors to others for a while: `stolen_gaps` counts the gaps
+in which it did, and `longest_of_median_on_own_time` leaves them out. Exits with 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 import attrs
 import torch
 import trio
-from common import machine, make_model, percentiles
+from common import machine, make_model, percentiles, stolen_s
 from crowd import Crowd
 
 import triolet
@@ -42,6 +43,23 @@ from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.engine.gc_freeze import freeze_gc
 
 CALM_S = 1.0  # between two kills, at least
+MOMENT_S = 0.002  # in which the stolen time is read once
+
+
+@attrs.frozen
+class Moment:
+    """Moment of a token."""
+
+    time_s: float
+    stolen_s: float  # see `common.stolen_s`
+
+
+@attrs.frozen
+class Gap:
+    """Time between two tokens of a stream."""
+
+    length_s: float
+    is_stolen: bool = attrs.field(kw_only=True)  # the host has taken the processors away meanwhile
 
 
 @attrs.define(eq=False)
@@ -52,13 +70,17 @@ class Kills:
     draw: random.Random
     num_kills: int
     num_killed: int = 0
-    token_s: defaultdict[str, list[float]] = attrs.field(factory=lambda: defaultdict(list))  # by request
-    calm_gaps: list[float] = attrs.field(factory=list)
-    gaps: list[float] = attrs.field(factory=list)
+    tokens: defaultdict[str, list[Moment]] = attrs.field(factory=lambda: defaultdict(list))  # by request
+    calm_gaps: list[Gap] = attrs.field(factory=list)
+    gaps: list[Gap] = attrs.field(factory=list)
+    _last: Moment = attrs.field(factory=lambda: Moment(0.0, 0.0))
 
     def note_token(self, index: int, request_id: str) -> None:
         """Note the time of a token."""
-        self.token_s[request_id].append(trio.current_time())
+        now_s = trio.current_time()
+        if now_s - self._last.time_s >= MOMENT_S:
+            self._last = Moment(now_s, stolen_s())
+        self.tokens[request_id].append(Moment(now_s, self._last.stolen_s))
 
     async def kill_all(self) -> None:
         """Kill as often as requested."""
@@ -74,11 +96,11 @@ class Kills:
         assert info is not None
         assert info.process_id is not None
         live = {entry.request.request_id: entry for entry in core.journal}
-        for request_id in self.token_s.keys() - live:
-            del self.token_s[request_id]
+        for request_id in self.tokens.keys() - live:
+            del self.tokens[request_id]
         others = [
-            (times, _num_moved(live[request_id]))
-            for request_id, times in self.token_s.items()
+            (tokens, _num_moved(live[request_id]))
+            for request_id, tokens in self.tokens.items()
             if live[request_id].replica == 1 - victim
         ]
         killed_s = trio.current_time()
@@ -87,15 +109,14 @@ class Kills:
             if not restarting and self.engine.statistics().num_restarts > self.num_killed:
                 break
         self.num_killed += 1
-        for (
-            times,
-            num_moved,
-        ) in others:  # whose first tokens came from the replica that an earlier kill has ended
-            for before, after in pairwise(times[num_moved:]):
-                if after >= killed_s:
-                    self.gaps.append(after - before)
-                elif before > killed_s - CALM_S:
-                    self.calm_gaps.append(after - before)
+        for tokens, num_moved in others:
+            # The first ones of a stream that was moved came from the replica that an earlier kill has ended.
+            for before, after in pairwise(tokens[num_moved:]):
+                gap = Gap(after.time_s - before.time_s, is_stolen=after.stolen_s > before.stolen_s)
+                if after.time_s >= killed_s:
+                    self.gaps.append(gap)
+                elif before.time_s > killed_s - CALM_S:
+                    self.calm_gaps.append(gap)
 
 
 def _num_moved(entry: JournalEntry) -> int:
@@ -128,10 +149,15 @@ async def measure(config: EngineConfig, options: argparse.Namespace) -> tuple[bo
         "wrong_answers": right.count(False),
     }
     for name, gaps in (("calm_gap_ms", kills.calm_gaps), ("gap_ms", kills.gaps)):
-        in_ms = [1000 * gap for gap in gaps]
+        in_ms = [1000 * gap.length_s for gap in gaps]
         figures[name] = percentiles(in_ms) | {"max": round(max(in_ms), 1)} if in_ms else None
     if kills.gaps:
-        figures["longest_of_median"] = round(max(kills.gaps) / median(kills.gaps), 2)
+        usual_s = median(gap.length_s for gap in kills.gaps)
+        on_own_time = [gap.length_s for gap in kills.gaps if not gap.is_stolen]
+        figures["longest_of_median"] = round(max(gap.length_s for gap in kills.gaps) / usual_s, 2)
+        figures["stolen_gaps"] = len(kills.gaps) - len(on_own_time)
+        figures["longest_of_median_on_own_time"] = round(max(on_own_time, default=0.0) / usual_s, 2)
+        figures["gaps"] = len(kills.gaps)
     return all(right) and statistics.num_restarts == kills.num_killed, {**figures, **machine()}
 
 
