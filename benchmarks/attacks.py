@@ -17,8 +17,8 @@ The server keeps no standby process: one that starts amid an attack would be tak
 
 `--together` runs all attacks at the same time on one server, each in a thread of the attacking process. One JSON line:
 the same values, what each attack got, and the memory of the server and of its child processes (proportional set size,
-MiB) before, at the end, and some seconds after it. Afterwards the server holds what it holds by its limits: stored
-responses and logs of resumable ones (docs/server.md), and the pages of the KV cache that were used for the first time.
+MiB) before, at the end, and some seconds after it. What a server holds by its limits is no growth: the KV cache is full
+before the attacks, and stored responses and logs of resumable ones (docs/server.md) have `STORES_BYTES` each.
 
 `--stalled` compares 8 clients that read beside 50 that do not with 8 that read beside 50 that read, in turn on servers
 of their own. One JSON line: the gaps between the events of the 8 in milliseconds, the ratio of their 99th percentiles,
@@ -71,8 +71,14 @@ HEALTH_EVERY_S = 0.01
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
 KV_CACHE_BYTES = 64 * 2**20
+STORES_BYTES = 4 * 2**20
+NUM_PROMPT_TOKENS = 1000  # of the prompts that fill the KV cache
 # In the command lines of the processes that the server starts.
-PROGRAMS = {"grammars": b"triolet.workers.grammar", "runner": b"triolet.workers.runner"}
+PROGRAMS = {
+    "grammars": b"triolet.workers.grammar",
+    "runner": b"triolet.workers.runner",
+    "fork server": b"triolet.workers.fork_server",
+}
 TEXT, PING, PONG, CLOSE = 1, 9, 10, 8
 
 # ------------------------------------------------------------------------------------- a plain client
@@ -668,9 +674,25 @@ def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
     }
 
 
+def fill_kv_cache(client: Client) -> None:
+    """Have the blocks of the KV cache used once, by prompts that begin differently, until no more are taken."""
+    num_free = float("inf")
+    for number in itertools.count(10):
+        metrics = client.request("GET", "/metrics", to_read=2**24).decode()
+        [free] = [line for line in metrics.splitlines() if "kv_blocks{" in line and 'state="free"' in line]
+        num_free_before, num_free = num_free, float(free.rpartition(" ")[2])
+        if num_free >= num_free_before:
+            return
+        body = {"model": MODEL, "prompt": [number, *[9] * NUM_PROMPT_TOKENS], "max_tokens": 1}
+        client.request("POST", "/v1/completions", body, timeout_s=60.0)
+
+
 def measure_together(names: Sequence[str], seconds: float, settle_s: float, nice: int) -> dict[str, Any]:
     """Run attacks at the same time against one server."""
-    with serving() as server, attacking(server.port, seconds, nice, *names) as attacker:
+    limits = ["--max-stored-bytes", "--max-resumable-bytes", "--max-resumable-bytes-per-key"]
+    flags = [word for limit in limits for word in (limit, str(STORES_BYTES))]
+    with serving(*flags) as server, attacking(server.port, seconds, nice, *names) as attacker:
+        fill_kv_cache(Client(server.port, WITNESS))
         with helper("--watch", str(server.port)) as witness:
             # The first grammar starts the process that all others are copies of, which stays.
             form = {"structured_outputs": {"regex": "a"}}

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,28 @@ def test_while_steps_are_computed_however_long_only_as_many_are_touched_as_are_u
     pages.rest()
     wait_for(lambda: is_resident(tensor, 0, NUM_BLOCKS))
     pages.close()
+
+
+def test_while_steps_are_computed_it_rests_nine_times_as_long_as_each_piece_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = make_tensor()
+    spans: list[tuple[float, float]] = []  # of the pieces: from when until when
+
+    def advise(address: int, size: int, advice: int) -> int:
+        began_s = time.monotonic()
+        time.sleep(0.01)
+        spans.append((began_s, time.monotonic()))
+        return 0
+
+    monkeypatch.setattr(page_prefault, "_advise", advise)
+    monkeypatch.setattr(page_prefault, "AT_ONCE_BYTES", 8 * BLOCK_BYTES)  # a large page
+    pages = PagePrefault([tensor], quiet_s=60.0)
+    pages.reach(31)
+    wait_for(lambda: len(spans) >= 7)  # five to the end of what is used and a piece beyond
+    pages.close()
+    for (began_s, ended_s), (next_s, _) in pairwise(spans[4:]):
+        assert next_s - ended_s >= 8 * (ended_s - began_s)
 
 
 def test_between_steps_it_is_not_quiet() -> None:

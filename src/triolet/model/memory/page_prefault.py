@@ -2,8 +2,9 @@
 
 The system allocates and clears pages at the first access. A page of two megabytes takes long to clear, and a step
 that reaches new blocks reaches new pages in every layer at once. So a thread touches the pages of the next blocks: as
-many as are used already, so that the cache of an idle model stays small, and few of them while steps are computed.
-Blocks are first used in the order of their ids, so the highest id so far tells what comes next.
+many as are used already, so that the cache of an idle model stays small. While steps are computed it touches few of
+them, and rests after each piece: the steps may have no other core than this one. Blocks are first used in the order of
+their ids, so the highest id so far tells what comes next.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from triolet.core.recovery.supervision import shortage_of
 MIN_AHEAD_BYTES = 16 * 2**20  # of all layers together
 MAX_AHEAD_BYTES = 2**30
 MAX_BUSY_BYTES = 64 * 2**20  # of these while steps are computed, which would come upon them soon
+BUSY_PART = 0.1  # of the time meanwhile that the thread takes
 QUIET_S = 0.1  # since a step was computed
 IDLE_S = 10.0  # since then, until pages are given back
 AT_ONCE_BYTES = 4 * 2**20  # of all layers; then it looks whether it is still quiet
@@ -99,6 +101,7 @@ class _Pages:
         self.busy_until_s = time.monotonic()
         self._num_used = 0
         self._num_touched = 0
+        self._rests_until_s = 0.0  # if steps are computed
         self._is_over = False
         self._news = threading.Condition()
 
@@ -114,12 +117,15 @@ class _Pages:
 
     def work(self) -> None:
         while count := self._next():
+            began_s = time.monotonic()
             if count < self._num_touched:
                 self._give_back(count)
             elif all(self._touch(tensor, count) for tensor in self._tensors):
                 self._num_touched = count
             else:
                 break
+            now_s = time.monotonic()
+            self._rests_until_s = now_s + (now_s - began_s) * (1 / BUSY_PART - 1)
         self._tensors = ()
 
     def _next(self) -> int:
@@ -133,9 +139,12 @@ class _Pages:
                 wanted = min(self._num_blocks, max(few, ahead))
                 soon = min(wanted, self._num_used + min(self._num_used, self._max_busy))
                 if self._num_touched < wanted:
-                    if self._num_touched < soon or (noisy_s := self._time_after(self._quiet_s)) <= 0:
+                    wait_s = self._time_after(self._quiet_s)
+                    if self._num_touched < soon:
+                        wait_s = min(wait_s, self._rests_until_s - time.monotonic())
+                    if wait_s <= 0:
                         return min(wanted, max(self._num_touched, self._num_used) + self._at_once)
-                    self._news.wait(noisy_s)
+                    self._news.wait(wait_s)
                 elif self._num_touched == few:
                     self._news.wait()
                 elif (active_s := self._time_after(self._idle_s)) > 0:
