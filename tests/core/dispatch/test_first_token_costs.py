@@ -35,6 +35,27 @@ def test_prompts_that_all_ran_beside_equally_many_give_a_plain_mean() -> None:
     assert costs.row_s == 0
 
 
+def test_no_rounding_of_prompts_beside_equally_many_makes_a_slope() -> None:
+    costs, dice = FirstTokenCosts(1.0), random.Random(4)
+    for _ in range(200):
+        tokens = dice.randrange(1, 9000)
+        costs.observe(tokens, 7, tokens * dice.uniform(1e-4, 3e-4))
+        assert costs.row_s == 0
+
+
+def test_a_line_below_zero_becomes_the_best_one_through_the_origin() -> None:
+    costs = FirstTokenCosts(1.0)
+    rates = {1: 1e-4, 10: 1e-2}
+    for running, rate in rates.items():
+        costs.observe(100, running, 100 * rate)
+    older = 0.5 ** (1 / HALF_LIFE)
+    [slope], *_ = np.linalg.lstsq(
+        np.array([[older**0.5 * 1], [10]]), np.array([older**0.5 * rates[1], rates[10]]), rcond=None
+    )
+    assert costs.token_s == 0
+    assert costs.row_s == pytest.approx(slope)
+
+
 def test_two_prompts_done_in_one_step_average_out() -> None:
     costs = FirstTokenCosts(1.0)
     for _ in range(200):  # the first of a pair gets the time of both, the second none
