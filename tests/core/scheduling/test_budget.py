@@ -240,6 +240,19 @@ def test_what_another_replica_computed_goes_on_by_16_tokens_in_every_step_and_by
     assert [moved(limited, 100, num_decodes=0), moved(limited, 100, num_decodes=0)] == [100, 100]
 
 
+def test_other_prompts_take_nothing_of_the_time_for_what_another_replica_computed() -> None:
+    limited = TokenBudget(make_config(max_prefill_delay_s=100.0), taught(row_s=0.2575))
+    limited.begin_step(has_decodes=True)
+    assert [moved(limited, 50, num_decodes=100), taken(limited, 30)] == [50, 30]
+    assert moved(limited, 50, num_decodes=100) == 38
+
+
+def test_pooled_rows_have_a_part_of_what_decodes_take_once_a_bound_and_the_costs_are_known() -> None:
+    assert pace(fair_ttft_factor=3.0).many_pooled_s(8, 0.5) == pytest.approx(0.5 * (2.0 + 8 * 0.25))
+    assert pace().many_pooled_s(8, 0.5) == math.inf
+    assert TokenBudget(make_config(fair_ttft_factor=3.0)).many_pooled_s(8, 0.5) == math.inf
+
+
 def test_prompts_that_delay_nobody_are_not_cut() -> None:
     limited = pace(max_prefill_delay_s=0.001)
     limited.begin_step(has_decodes=False)
@@ -334,7 +347,10 @@ def engine_limits(**fields: Any) -> SimpleNamespace:
 
 
 def limits_of(
-    device: str = "cuda:1", adapters: AdapterSupport | None = None, **fields: Any
+    device: str = "cuda:1",
+    adapters: AdapterSupport | None = None,
+    pooling: object = None,
+    **fields: Any,
 ) -> SchedulerConfig:
     info = SimpleNamespace(
         device=device,
@@ -342,7 +358,7 @@ def limits_of(
         block_size=16,
         max_model_len=1000,
         cache_windows=(None,),
-        pooling=None,
+        pooling=pooling,
         adapters=adapters,
     )
     return SchedulerConfig.of(engine_limits(**fields), cast(ModelInfo, info), b"key", weight_version=3)
@@ -362,6 +378,17 @@ def test_the_limits_of_a_step_are_those_of_the_engine_and_of_the_loaded_model() 
     unbounded = limits_of(priority_aging=None, fair_ttft_factor=None, max_prefill_delay=None)
     bounds = (unbounded.priority_aging_s, unbounded.fair_ttft_factor, unbounded.max_prefill_delay_s)
     assert bounds == (math.inf, math.inf, math.inf)
+
+
+def test_a_model_that_takes_whole_prompts_keeps_no_block_of_one() -> None:
+    whole = limits_of(pooling=SimpleNamespace(needs_whole_prompts=True), enable_prefix_caching=True)
+    in_chunks = limits_of(pooling=SimpleNamespace(needs_whole_prompts=False), enable_prefix_caching=True)
+    for limits, is_whole in ((whole, True), (in_chunks, False)):
+        assert (limits.whole_prompts, limits.enable_prefix_caching, limits.stores_blocks) == (
+            is_whole,
+            not is_whole,
+            not is_whole,
+        )
 
 
 @pytest.mark.parametrize(
