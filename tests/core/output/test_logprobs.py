@@ -64,8 +64,8 @@ def test_columns_are_equal_to_the_same_positions_in_any_form_and_to_nothing_else
         flat != other for other in (positions[:2], [*positions, None], [positions[0], None, None], [{}] * 3)
     )
     assert FlatLogprobs.of([]) != ""
-    for other in ("abc", b"abc", {0: positions[0]}):
-        assert flat.__eq__(other) is NotImplemented
+    no_sequences: list[object] = ["abc", b"abc", {0: positions[0]}]
+    assert all(flat.__eq__(other) is NotImplemented for other in no_sequences)
 
 
 def test_the_token_that_is_there_has_its_own_rank_and_the_others_their_place() -> None:

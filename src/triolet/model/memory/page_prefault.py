@@ -3,8 +3,8 @@
 The system allocates and clears pages at the first access. A page of two megabytes takes long to clear, and a step
 that reaches new blocks reaches new pages in every layer at once. So a thread touches the pages of the next blocks: as
 many as are used already, so that the cache of an idle model stays small. While steps are computed it touches few of
-them, and rests after each piece: the steps may have no other core than this one. Blocks are first used in the order of
-their ids, so the highest id so far tells what comes next.
+them, and rests after each large page: the steps may have no other core than this one. Blocks are first used in the
+order of their ids, so the highest id so far tells what comes next.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class _Pages:
         self.busy_until_s = time.monotonic()
         self._num_used = 0
         self._num_touched = 0
-        self._rests_until_s = 0.0  # if steps are computed
         self._is_over = False
         self._news = threading.Condition()
 
@@ -117,15 +116,12 @@ class _Pages:
 
     def work(self) -> None:
         while count := self._next():
-            began_s = time.monotonic()
             if count < self._num_touched:
                 self._give_back(count)
             elif all(self._touch(tensor, count) for tensor in self._tensors):
                 self._num_touched = count
             else:
                 break
-            now_s = time.monotonic()
-            self._rests_until_s = now_s + (now_s - began_s) * (1 / BUSY_PART - 1)
         self._tensors = ()
 
     def _next(self) -> int:
@@ -139,12 +135,9 @@ class _Pages:
                 wanted = min(self._num_blocks, max(few, ahead))
                 soon = min(wanted, self._num_used + min(self._num_used, self._max_busy))
                 if self._num_touched < wanted:
-                    wait_s = self._time_after(self._quiet_s)
-                    if self._num_touched < soon:
-                        wait_s = min(wait_s, self._rests_until_s - time.monotonic())
-                    if wait_s <= 0:
-                        return min(wanted, max(self._num_touched, self._num_used) + self._at_once)
-                    self._news.wait(wait_s)
+                    if self._num_touched < soon or (noisy_s := self._time_after(self._quiet_s)) <= 0:
+                        return min(wanted, self._num_touched + self._at_once)
+                    self._news.wait(noisy_s)
                 elif self._num_touched == few:
                     self._news.wait()
                 elif (active_s := self._time_after(self._idle_s)) > 0:
@@ -182,10 +175,17 @@ class _Pages:
         begin = (tensor.data_ptr() + self._num_touched * block) // PAGE_BYTES * PAGE_BYTES
         end = tensor.data_ptr() + count * block
         for address in range(begin, end, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, end - address)
+            size, began_s = min(CHUNK_BYTES, end - address), time.monotonic()
             if self._is_over or _advise(address, size, MADV_POPULATE_WRITE):
                 return False
+            if self._time_after(self._quiet_s) > 0:
+                self._rest((time.monotonic() - began_s) * (1 / BUSY_PART - 1))
         return True
+
+    def _rest(self, pause_s: float) -> None:
+        """Leave the core to the steps, unless it is over."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_over, pause_s)
 
 
 def _round_up(number: int, multiple: int) -> int:
