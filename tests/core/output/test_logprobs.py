@@ -60,9 +60,8 @@ def test_columns_are_equal_to_the_same_positions_in_any_form_and_to_nothing_else
     assert flat == tuple(FlatLogprobs.of(positions))
     assert hash(flat) == hash(FlatLogprobs.of(positions))
     assert hash(flat) != hash(FlatLogprobs.of(positions[:2]))
-    assert all(
-        flat != other for other in (positions[:2], [*positions, None], [positions[0], None, None], [{}] * 3)
-    )
+    others: list[object] = [positions[:2], [*positions, None], [positions[0], None, None], [{}] * 3]
+    assert all(flat != other for other in others)
     assert FlatLogprobs.of([]) != ""
     no_sequences: list[object] = ["abc", b"abc", {0: positions[0]}]
     assert all(flat.__eq__(other) is NotImplemented for other in no_sequences)
