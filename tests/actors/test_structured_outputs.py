@@ -18,6 +18,7 @@ import trio
 
 import triolet
 from tests.model.tiny import make_model
+from tests.scale import one_in
 from tests.source_tree import SRC
 from triolet import Engine, FinishReason, RequestOutput, RequestOutputKind, SamplingParams
 from triolet.actors import structured_output
@@ -71,7 +72,7 @@ def first(output: RequestOutput) -> tuple[str, FinishReason | None]:
     return output.text, output.finish_reason
 
 
-@pytest.mark.parametrize("runner", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runner", one_in(3, ["inline", "thread", "process"]))
 async def test_random_weights_give_json_that_follows_its_schema(folder: Path, runner: str) -> None:
     async with opened(folder, runner=runner) as engine:
         for seed in range(5):
@@ -83,12 +84,15 @@ async def test_random_weights_give_json_that_follows_its_schema(folder: Path, ru
 
 @pytest.mark.parametrize(
     ("form", "pattern"),
-    [
-        (StructuredOutputsParams(regex="[0-9]{3}-[a-f]+!"), "[0-9]{3}-[a-f]+!"),
-        (StructuredOutputsParams(choice=["red", "green", "blue"]), "red|green|blue"),
-        (StructuredOutputsParams(grammar='start: "x" ("y" | "z")'), "x[yz]"),
-        (StructuredOutputsParams(grammar='root ::= "x" ("y" | "z")'), "x[yz]"),
-    ],
+    one_in(
+        2,
+        [
+            (StructuredOutputsParams(regex="[0-9]{3}-[a-f]+!"), "[0-9]{3}-[a-f]+!"),
+            (StructuredOutputsParams(choice=["red", "green", "blue"]), "red|green|blue"),
+            (StructuredOutputsParams(grammar='start: "x" ("y" | "z")'), "x[yz]"),
+            (StructuredOutputsParams(grammar='root ::= "x" ("y" | "z")'), "x[yz]"),
+        ],
+    ),
 )
 async def test_every_kind_of_form_is_kept(folder: Path, form: StructuredOutputsParams, pattern: str) -> None:
     async with opened(folder, runner="inline") as engine:
@@ -295,7 +299,7 @@ ALTERNATIVES = "start: " + " | ".join(f'"w{number}"' for number in range(5000))
 @pytest.mark.parametrize(
     ("runner", "grammar"),
     # Inline each answer is followed from its beginning at once, which keeps RECURSIVE within the limits.
-    [("thread", RECURSIVE), ("thread", ALTERNATIVES), ("inline", ALTERNATIVES)],
+    one_in(2, [("thread", RECURSIVE), ("thread", ALTERNATIVES), ("inline", ALTERNATIVES)]),
 )
 async def test_a_grammar_that_fails_while_it_is_followed_is_the_callers_error(
     folder: Path, runner: str, grammar: str

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal, terminal
+from tests.scale import one_in
 
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 PROMPT = "› "
@@ -82,7 +83,7 @@ def test_ctrl_c_before_the_first_token_takes_the_message_back(chat: Terminal) ->
     chat.expect("prompt 10")
 
 
-@pytest.mark.parametrize("question", ["tell me a story", "tell me a stubborn story"])
+@pytest.mark.parametrize("question", one_in(2, ["tell me a stubborn story", "tell me a story"]))
 def test_one_more_ctrl_c_leaves_with_130_even_if_the_reply_does_not_stop(
     chat: Terminal, question: str
 ) -> None:
@@ -112,14 +113,14 @@ def test_an_interrupt_from_outside_counts_like_the_key(chat: Terminal) -> None:
     chat.expect("Ctrl-C again, or Ctrl-D, leaves.")
 
 
-@pytest.mark.parametrize("typed", [CTRL_D, "/exit" + ENTER, "/bye" + ENTER])
+@pytest.mark.parametrize("typed", one_in(3, [CTRL_D, "/exit" + ENTER, "/bye" + ENTER]))
 def test_leaving_by_ones_own_will_is_0(chat: Terminal, typed: str) -> None:
     chat.type(typed)
     assert chat.expect_exit() == 0
     assert chat.mode() == chat.mode_before
 
 
-@pytest.mark.parametrize("typed", ["", "tell me a story" + ENTER])
+@pytest.mark.parametrize("typed", one_in(2, ["tell me a story" + ENTER, ""]))
 def test_sigterm_ends_the_chat_and_gives_the_terminal_back(chat: Terminal, typed: str) -> None:
     chat.type(typed)
     chat.expect("fox" if typed else "Type a message")
@@ -136,7 +137,7 @@ def test_ctrl_c_while_the_model_loads_leaves_with_130(start: START) -> None:
     assert chat.expect_exit() == 130
 
 
-@pytest.mark.parametrize("typed", ['"""one\rtwo"""\r', "one\\\rtwo\r", "one\x1b\rtwo\r"])
+@pytest.mark.parametrize("typed", one_in(3, ['"""one\rtwo"""\r', "one\\\rtwo\r", "one\x1b\rtwo\r"]))
 def test_a_message_may_have_several_lines(chat: Terminal, typed: str) -> None:
     chat.type(typed)
     chat.expect("You said: one\ntwo\n")

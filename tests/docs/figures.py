@@ -66,8 +66,8 @@ def _gaps_beside_a_death() -> str:
         f"both replicas lived, two tokens of a stream of the other replica were {gaps['p50']:.0f} ms apart (median; "
         f"{gaps['p99']:.0f} at p99, at most {gaps['max']:.0f}, {run['longest_of_median']:.1f} times the median); in "
         f"the second before, {calm['p50']:.0f} ms (median; {calm['p99']:.0f} at p99, at most {calm['max']:.0f}). The "
-        f"host took the processors away in {run['stolen_gaps']:,} of {run['gaps']:,} gaps; of the others the longest was "
-        f"{run['longest_of_median_on_own_time']:.1f} times the median."
+        f"host took the processors away in {run['stolen_gaps']:,} of {run['gaps']:,} gaps; of the others the longest "
+        f"was {run['longest_of_median_on_own_time']:.1f} times the median."
     )
 
 

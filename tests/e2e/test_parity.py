@@ -14,6 +14,7 @@ import trio
 
 import triolet
 from tests.model.tiny import NATIVE_FAMILIES, make_model, randomise
+from tests.scale import one_in
 from triolet import Engine, SamplingParams
 
 NUM_TOKENS = 64
@@ -100,17 +101,8 @@ class Case:
     answers: list[tuple[int, ...]]
 
 
-# Families whose layers are those of another one here, but for a detail that other tests look at.
-LIKE_ANOTHER = ("smollm", "qwen2", "deepseek-v2", "Apertus")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(family, marks=pytest.mark.slow if family in LIKE_ANOTHER else ())
-        for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
-    ],
-)
+# Quick runs compare the logits of the others as well (tests/model/backends/test_decoder_parity.py).
+@pytest.fixture(scope="module", params=one_in(2, (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return made_case(request.param, tmp_path_factory.mktemp("models"))
 

@@ -33,6 +33,7 @@ from tests.actors.executors.harness import (
     second_step,
 )
 from tests.actors.harness import LetterTokenizer, answer_of, unexpected
+from tests.scale import one_in
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
@@ -186,24 +187,27 @@ async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
 @pytest.mark.parametrize("when", [pytest.param("load", marks=pytest.mark.slow), "2"])
 @pytest.mark.parametrize(
     ("misdeed", "message", "returncode"),
-    [
-        ("exit", "ended with exit status 3", 3),
-        ("kill", "was killed by SIGKILL", -signal.SIGKILL),
-        (
-            "segfault",
-            r"was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault \| .*fake_worker.py",
-            -signal.SIGSEGV,
-        ),
-        (
-            "rubbish",
-            r"and the engine do not understand each other \(a frame must begin with .*got b'Segmentation",
-            -signal.SIGKILL,
-        ),
-        ("half_a_frame", "ended with exit status 0", 0),
-        ("another_step", "and the engine do not understand each other", -signal.SIGKILL),
-        ("leave_a_child", "ended with exit status 7", 7),
-        ("close", "was killed by SIGKILL", -signal.SIGKILL),
-    ],
+    one_in(
+        2,
+        [
+            ("exit", "ended with exit status 3", 3),
+            ("kill", "was killed by SIGKILL", -signal.SIGKILL),
+            (
+                "segfault",
+                r"was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault \| .*fake_worker.py",
+                -signal.SIGSEGV,
+            ),
+            (
+                "rubbish",
+                r"and the engine do not understand each other \(a frame must begin with .*got b'Segmentation",
+                -signal.SIGKILL,
+            ),
+            ("half_a_frame", "ended with exit status 0", 0),
+            ("another_step", "and the engine do not understand each other", -signal.SIGKILL),
+            ("leave_a_child", "ended with exit status 7", 7),
+            ("close", "was killed by SIGKILL", -signal.SIGKILL),
+        ],
+    ),
 )
 async def test_a_death_is_told_with_its_cause_and_the_next_life_works(
     misdeed: str, when: str, message: str, returncode: int, tmp_path: Path
