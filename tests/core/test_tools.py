@@ -139,11 +139,12 @@ FRAGMENTS = [
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "hermes" else pytest.mark.slow) for name in TOOL_FORMATS]
+    ("name", "num_texts"),
+    [("hermes", 2_000), *(pytest.param(name, 4_000, marks=pytest.mark.slow) for name in TOOL_FORMATS)],
 )
-def test_how_the_text_is_cut_makes_no_difference(name: str) -> None:
+def test_how_the_text_is_cut_makes_no_difference(name: str, num_texts: int) -> None:
     rng = Random(name)
-    for _ in range(2_000):
+    for _ in range(num_texts):
         text = "".join(rng.choice(FRAGMENTS) for _ in range(rng.randint(1, 12)))
         reasoning = rng.choice([None, *REASONING_FORMATS])
         some = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randint(0, 5))))

@@ -149,6 +149,11 @@ TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=50, stateful_step_count=100)  # 5,000 operations
 
 
+@pytest.mark.slow
+class TestLongPoolMachine(TestPoolMachine):  # type: ignore[misc,valid-type]
+    settings = settings(max_examples=100, stateful_step_count=100)  # 10,000 operations
+
+
 # ---------------------------------------------------------------------------------- small stories
 
 

@@ -134,6 +134,11 @@ TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=50, stateful_step_count=100)  # 5,000 operations
 
 
+@pytest.mark.slow
+class TestLongCacheMachine(TestCacheMachine):  # type: ignore[misc,valid-type]
+    settings = settings(max_examples=100, stateful_step_count=100)  # 10,000 operations
+
+
 # -------------------------------------------------------------------------------- what is found
 
 

@@ -259,6 +259,11 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
+@pytest.mark.slow
+class TestLongSchedulerMachine(TestSchedulerMachine):  # type: ignore[misc,valid-type]
+    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
 @pytest.mark.parametrize(
     ("policy", "seed"), one_in(2, ((policy, seed) for seed in range(6) for policy in POLICIES))
 )
