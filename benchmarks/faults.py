@@ -59,9 +59,9 @@ from triolet import Engine, EngineConfig, RequestOutputKind, SamplingParams
 from triolet.actors import tokenizer
 from triolet.actors.channels import Channels
 from triolet.actors.executors.child_process import processor_s_of
-from triolet.actors.executors.connection import RunnerConnection
+from triolet.actors.executors.connection import RunnerConnection, RunnerProcess
 from triolet.actors.executors.contract import Following, Tell
-from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.process import ForkSource, ProcessExecutor
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.recovery_state import step_kind
@@ -135,8 +135,13 @@ class StoppedExecutor(ProcessExecutor):
 
     def _standby_s(self) -> float:
         """Return the processor time of the standby, seconds; 0 while there is none."""
-        source = self._standby.source
-        return 0.0 if source is None else processor_s_of(source.child.pid)
+        match self._standby.source:
+            case ForkSource(server=server):
+                return processor_s_of(server.child.pid)
+            case RunnerProcess() as process:
+                return process.processor_s
+            case _:
+                return 0.0
 
     async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
         is_learned = self._hang_limit.limit_s(step_kind(plan)) != self._config.step_timeout
