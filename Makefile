@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(VENV)/bin/python tools/pip_install.py --constraint constraints.txt
 INPUTS = pyproject.toml constraints.txt
 
-.PHONY: help chat test test-slow test-all test-ray lint docs bench gpu sbom lock clean
+.PHONY: help chat test test-slow test-all test-ray lint types docs bench gpu sbom lock clean
 .DEFAULT_GOAL = help
 
 help:
@@ -58,7 +58,12 @@ test-ray: $(VENV)/.installed-ray
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	@$(MAKE) types
+
+# Programs that import one another are a second tree: benchmarks/common.py is `common` there.
+types: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
+	MYPYPATH=benchmarks $(VENV)/bin/mypy benchmarks/*.py examples tools/*.py
 
 # --strict: a dead link or a missing reference is an error. The variable silences an advertisement of the theme's successor.
 docs: $(VENV)/.installed-docs

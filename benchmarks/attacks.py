@@ -49,7 +49,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +351,7 @@ def attacks() -> dict[str, Attack]:
     """Return all attacks by name."""
 
     def post(path: str, body: Callable[[], bytes] | bytes | Any) -> Attack:
-        made = cache(body) if callable(body) else lambda: body
+        made: Callable[[], Any] = cache(body) if callable(body) else lambda: body
         return lambda client: (client.request("POST", path, made()), None)[1]
 
     def frames(data: bytes) -> Attack:
@@ -912,7 +912,7 @@ def main() -> None:
             )
         else:
             for name in names:
-                report(lambda name=name: measure(name, options.seconds, options.nice), options.output)
+                report(partial(measure, name, options.seconds, options.nice), options.output)
 
 
 def report(measured: Callable[[], dict[str, Any]], output: Path | None) -> None:

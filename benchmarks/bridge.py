@@ -52,7 +52,8 @@ def native_side(thread: EngineThread, engine: Engine) -> Measure:
 
     def run(batch: int, num_tokens: int) -> float:
         call: RemoteCall[Any] = thread.submit(lambda: run_round(engine, batch, num_tokens))
-        return call.future.result().wall_us / batch  # a step has one token of every request
+        took_us: float = call.future.result().wall_us
+        return took_us / batch  # a step has one token of every request
 
     return run
 

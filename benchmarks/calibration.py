@@ -35,9 +35,8 @@ from triolet.model.backends.cpu_decoder import CpuDecoder, build_cpu_decoder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CONTEXT = 128
-WAYS = list(
-    itertools.product((False, True), repeat=2)
-)  # whether the filter is used; whether there is no stage
+# Whether the filter is used, and whether there is no stage.
+WAYS = [(filtered, alone) for filtered in (False, True) for alone in (False, True)]
 
 
 def measure(model: CpuDecoder, chosen: Calibration, rows: int, rounds: int) -> dict[str, object]:

@@ -44,6 +44,7 @@ from crowd import Crowd
 import triolet
 from triolet import EngineConfig
 from triolet.actors import supervision_tree
+from triolet.actors.executors.connection import RunnerProcess
 from triolet.actors.executors.group import LocalGroup
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.supervisor import Supervisor
@@ -105,7 +106,8 @@ class Watched:
     @property
     def process_ids(self) -> list[int]:
         """Return the ids of the processes that live."""
-        return [each._process.child.pid for each in self.processes if each._process is not None]
+        lives = (each._process for each in self.processes)
+        return [life.child.pid for life in lives if isinstance(life, RunnerProcess)]
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -241,7 +243,7 @@ def main() -> None:
         print(json.dumps(line), file=options.output, flush=True)
 
     if options.apart < APART_S:
-        supervision_tree.Supervisor = PatientSupervisor  # type: ignore[attr-defined,misc]
+        supervision_tree.Supervisor = PatientSupervisor  # type: ignore[attr-defined]
     logging.disable()  # each crash is reported, with its traceback
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(make_model("llama-15m", Path(folder), dtype=torch.float32))

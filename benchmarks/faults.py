@@ -123,7 +123,7 @@ class StoppedExecutor(ProcessExecutor):
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         self._num_loads += 1
         if self._num_loads > 1 and self._plant.take("loading"):
-            os.kill(self._here().child.pid, signal.SIGSTOP)
+            self._stop()
         return await super().start(on_progress)
 
     async def standby_ready(self) -> None:
@@ -143,10 +143,15 @@ class StoppedExecutor(ProcessExecutor):
             case _:
                 return 0.0
 
+    def _stop(self) -> None:
+        process = self._here()
+        assert isinstance(process, RunnerProcess)
+        os.kill(process.child.pid, signal.SIGSTOP)
+
     async def execute_in_turn(self, plan: StepPlan, tell: Tell, following: Following) -> StepResult:
         is_learned = self._hang_limit.limit_s(step_kind(plan)) != self._config.step_timeout
         if is_learned and self._plant.take("step"):
-            os.kill(self._here().child.pid, signal.SIGSTOP)
+            self._stop()
         return await super().execute_in_turn(plan, tell, following)
 
 

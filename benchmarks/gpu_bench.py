@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import trio
@@ -182,7 +183,7 @@ class LateKernels(logging.Handler):
 def _config(fields: dict[str, Any]) -> Any:
     import transformers
 
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return transformers.LlamaConfig(
         **fields, **ids, architectures=["LlamaForCausalLM"], max_position_embeddings=8192
     )
@@ -208,26 +209,22 @@ class Loaded:
         if self._model is None:
             checkpoint = RandomCheckpoint(self._fields)
             self._body_bytes = checkpoint.body_bytes()
-            files, load.Checkpoint = load.Checkpoint, SimpleNamespace(open=lambda _: checkpoint)  # type: ignore[misc,assignment]
-            self._model = load.load_model(name, dtype="bfloat16", device=self._place.device)
-            load.Checkpoint = files  # type: ignore[misc]
-        runner_loading.load_model = lambda *_, **__: self._model  # type: ignore[assignment]
+            with mock.patch.object(load, "Checkpoint", SimpleNamespace(open=lambda _: checkpoint)):
+                self._model = load.load_model(name, dtype="bfloat16", device=self._place.device)
+        mock.patch.object(runner_loading, "load_model", return_value=self._model).start()
         return name
 
     @property
     def _kv_bytes(self) -> int:
         """Bytes of keys and values of one token."""
-        return (
-            4
-            * self._fields["num_hidden_layers"]
-            * self._fields["num_key_value_heads"]
-            * self._fields["head_dim"]
-        )
+        fields: dict[str, int] = self._fields
+        return 4 * fields["num_hidden_layers"] * fields["num_key_value_heads"] * fields["head_dim"]
 
     def _prompt_s(self, num_tokens: int) -> float:
         """Return the least time for a prompt: products of all weights, and causal attention."""
-        heads = self._fields["num_attention_heads"] * self._fields["head_dim"]
-        attention = 2 * num_tokens**2 * heads * self._fields["num_hidden_layers"]
+        fields: dict[str, int] = self._fields
+        heads = fields["num_attention_heads"] * fields["head_dim"]
+        attention = 2 * num_tokens**2 * heads * fields["num_hidden_layers"]
         return (self._body_bytes * num_tokens + attention) / self._place.ceilings["matmul_flop_per_s"]
 
     def _step_s(self, batch: int, num_kv_tokens: int) -> float:
@@ -316,7 +313,7 @@ class Loaded:
         """Measure how long the capture of all graphs takes, and the memory that they keep."""
         from triolet.model.runner_loading import load_runner
 
-        sizes = (
+        sizes: dict[str, Any] = (
             {"max_num_seqs": 4, "max_num_batched_tokens": 32}
             if self._place.dry_run
             else {"max_num_seqs": 256}
@@ -429,10 +426,12 @@ class Loaded:
         """Run a measurement with an engine whose runner is in a thread: the random weights are in this process."""
         from triolet import open_engine
 
+        blocks: dict[str, Any] = {"num_kv_blocks": 128} if self._place.dry_run else {}
+
         async def run(folder: str) -> Any:
             config = EngineConfig(
                 model=folder, dtype="bfloat16", device=self._place.device, runner="thread",
-                enable_prefix_caching=False, **fields, **({"num_kv_blocks": 128} if self._place.dry_run else {}),
+                enable_prefix_caching=False, **fields, **blocks,
             )  # fmt: skip
             async with open_engine(config) as each:
                 return await measure(each)

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import torch
@@ -20,6 +21,7 @@ from triolet import SamplingParams
 from triolet.kernels.attention_metadata import AttentionMetadata
 
 FLOAT8 = torch.float8_e4m3fn
+ATTENTION_OPTIONS: list[dict[str, Any]] = [{}, {"sliding_window": 20, "soft_cap": 5.0}]
 
 
 def kernels(place: Place) -> Iterator[Case]:
@@ -33,7 +35,7 @@ def kernels(place: Place) -> Iterator[Case]:
         for weight in ("gptq", "fp8 by block") if place.dry_run else CASES:
             yield f"weight-only linear, {weight} {name}", partial(_weight_only, place, dtype, weight)
         for kind, lens in _attention_steps(place).items():
-            for options in ({}, {"sliding_window": 20, "soft_cap": 5.0}):
+            for options in ATTENTION_OPTIONS:
                 words = f"attention {kind}{' window and cap' if options else ''} {name}"
                 yield words, partial(_attention, place, dtype, lens, **options)
             yield f"attention {kind} fp8 {name}", partial(_attention, place, dtype, lens, cache_dtype=FLOAT8)
@@ -299,9 +301,11 @@ def _attention(
         seq_lens_host=(2 * max(seq_lens),) * len(lens) if is_bound else seq_lens,
         has_any_lengths=is_bound,
     )
-    caches = (each.view(shape).to(cache_dtype or dtype).to(place.device) for each in (keys, values))
+    key_cache, value_cache = (
+        each.view(shape).to(cache_dtype or dtype).to(place.device) for each in (keys, values)
+    )
     out = paged_attention_triton(
-        query.to(place.device), *caches,
+        query.to(place.device), key_cache, value_cache,
         metadata, scale=head_dim**-0.5, sliding_window=sliding_window, soft_cap=soft_cap,
     )  # fmt: skip
     return compared([(out, torch.cat(truths))], TOLERANCE[dtype])
@@ -325,7 +329,7 @@ def _draws(place: Place) -> Figures:
     from triolet.model.sampling.sampling_row import SamplingRow
 
     num_rows, vocab_size = (24, 300) if place.dry_run else (2000, 20_000)
-    some = [
+    some: list[dict[str, Any]] = [
         {"temperature": 0.7}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.8, "min_p": 0.01},
         {"min_p": 0.1, "temperature": 1.5}, {"top_p": 0.999}, {"top_k": 1000}, {"temperature": 2.0},
     ]  # fmt: skip

@@ -89,9 +89,10 @@ def _parity(place: Place, family: str, dtype: str, *, enforce_eager: bool = Fals
         )  # fmt: skip
         params = SamplingParams(temperature=0.0, max_tokens=16, logprobs=1, ignore_eos=True)
         answers = trio.run(_answers, config, prompts, [params] * len(prompts))
-        reference = transformers.AutoModelForCausalLM.from_pretrained(
+        reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float64, attn_implementation="eager"
-        ).to(place.device)
+        )
+        reference = reference.to(place.device)
     largest, num_other, num_tokens = 0.0, 0, 0
     for prompt, (token_ids, logprobs) in zip(prompts, answers, strict=True):
         with torch.inference_mode():

@@ -23,8 +23,8 @@ FAR_AWAY = 2**40  # elements behind a tensor of one element
 
 
 @kernel
-def _stray_write(pointer, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: F821, N803
-    tl.store(pointer + OFFSET, 1.0)  # noqa: F821  # bound when the kernel is compiled
+def _stray_write(pointer, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def,name-defined]  # noqa: F821, N803
+    tl.store(pointer + OFFSET, 1.0)  # type: ignore[name-defined]  # noqa: F821  # bound when the kernel is compiled
 
 
 class FaultyRunner:

@@ -18,6 +18,7 @@ import json
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -155,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     for _ in range(options.rounds):
         for is_long in (False, True):
-            figures = trio.run(lambda is_long=is_long: measure(options, is_long=is_long))
+            figures = trio.run(partial(measure, options, is_long=is_long))
             line = {"bench": "loop_hogs", "streams": options.streams, **figures, **machine()}
             print(json.dumps(line), file=options.output, flush=True)
 

@@ -9,8 +9,11 @@ import trio
 
 from triolet.actors.executors.contract import Executor, Tell
 from triolet.core.load_progress import OnProgress
+from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import SampledToken, StepPlan, StepResult
+from triolet.core.worker_call import WorkerCall, WorkerOutcome
+from triolet.errors import UnknownWorkerMethod
 from triolet.nano import PATH
 
 
@@ -60,6 +63,12 @@ class StandIn(Executor):
 
     def halt(self) -> None:
         """End every run after its first step."""
+
+    async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        """Read nothing: the tokens are the same with every adapter."""
+
+    async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        raise UnknownWorkerMethod(call.name, "called where there is a worker: a stand-in has none")
 
     def use_weights(self, folder: str | None) -> None:
         """Take other weights: there are none."""
