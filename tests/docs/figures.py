@@ -61,13 +61,16 @@ def _gaps_beside_a_death() -> str:
     run = _last("replica_recovery", kills=100)
     assert run["wrong_answers"] == 0
     gaps, calm = run["gap_ms"], run["calm_gap_ms"]
+    runs = [line for line in lines_of("replica_recovery") if line["commit"] == run["commit"]]
+    here, *elsewhere = (f"{line['longest_of_median']:.1f}" for line in reversed(runs))
+    longest = ", ".join([f"{here} times the median", *(f"{one} in another run" for one in elsewhere)])
     return (
-        f"{run['kills']} kills under {run['streams']} streams: {run['answers']} answers, none wrong. From a kill until "
-        f"both replicas lived, two tokens of a stream of the other replica were {gaps['p50']:.0f} ms apart (median; "
-        f"{gaps['p99']:.0f} at p99, at most {gaps['max']:.0f}, {run['longest_of_median']:.1f} times the median); in "
-        f"the second before, {calm['p50']:.0f} ms (median; {calm['p99']:.0f} at p99, at most {calm['max']:.0f}). The "
-        f"host took the processors away in {run['stolen_gaps']:,} of {run['gaps']:,} gaps; of the others the longest "
-        f"was {run['longest_of_median_on_own_time']:.1f} times the median."
+        f"{run['kills']} kills under {run['streams']} streams: {run['answers']:,} answers, none wrong. From a kill "
+        f"until both replicas lived, two tokens of a stream of the other replica were {gaps['p50']:.0f} ms apart "
+        f"(median; {gaps['p99']:.0f} at p99, at most {gaps['max']:.0f}: {longest}); in the second before, "
+        f"{calm['p50']:.0f} ms (median; {calm['p99']:.0f} at p99, at most {calm['max']:.0f}). The host took the "
+        f"processors away in {run['stolen_gaps']:,} of {run['gaps']:,} gaps; of the others the longest was "
+        f"{run['longest_of_median_on_own_time']:.1f} times the median."
     )
 
 
