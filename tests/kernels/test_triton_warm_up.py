@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from pathlib import Path
 
 import attrs
 import pytest
@@ -107,17 +108,24 @@ OVER_FLOAT8 = tuple(
 )
 
 
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return Triton's folder of binaries for all cases: models share those of the steps and of sampling."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "triton"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_and_options", "dtype", "arch"),
     [case for cases in (COMPILED, OVER_FLOAT8) for case in cases[:: len(cases) // num_cases(len(cases))]],
 )
 def test_every_binary_of_the_warm_up_compiles_without_local_memory(
-    model_and_options: tuple[str, str], dtype: str, arch: int, tmp_path: os.PathLike[str]
+    model_and_options: tuple[str, str], dtype: str, arch: int, shared_cache: Path
 ) -> None:
     pytest.importorskip("triton")
     model, options = model_and_options
-    report = run_python(REPORT.format(model, dtype, arch, options), TRITON_CACHE_DIR=str(tmp_path))
+    report = run_python(REPORT.format(model, dtype, arch, options), TRITON_CACHE_DIR=str(shared_cache))
     lines = [line.split() for line in report.splitlines()]
     assert {name for name, *_ in lines} >= {
         "_attention_kernel",
