@@ -1,8 +1,9 @@
 """Keys and values in float8, E4M3 or E5M2: a number of the KV cache is a code of one byte, times a scale of its layer.
 
-Kernels take the codes as bytes. They make them by integer arithmetic, and read E4M3 by the instruction that GPUs have
-from sm_89 on: in tiles of a prompt, arithmetic would take more registers than there are. A code is torch's for a number
-within the format's range; one beyond it becomes the greatest that the format has, and NaN stays NaN.
+Kernels take the codes as bytes. They make them by integer arithmetic, and read them by the instructions that GPUs have
+for it, E4M3 from sm_89 on: beside the tiles of a prompt, arithmetic would take more registers than there are. A code is
+torch's for a number within the format's range; one beyond it becomes the greatest that the format has, and NaN stays
+NaN.
 
 Source: the formats, arXiv 2209.05433.
 """
@@ -76,10 +77,12 @@ def float8_numbers(codes, MANTISSA: tl.constexpr, NATIVE: tl.constexpr):
 
     NATIVE: by the GPU's instruction, which the interpreter has not.
     """
-    if MANTISSA == 2:  # the upper byte of a float16
-        numbers = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    if NATIVE and MANTISSA == 2:
+        numbers = codes.to(tl.float8e5, bitcast=True).to(tl.float16)
     elif NATIVE:
         numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif MANTISSA == 2:  # the upper byte of a float16
+        numbers = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
     else:
         wide = codes.to(tl.int16)
         magnitude = wide & 0x7F
