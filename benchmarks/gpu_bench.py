@@ -17,7 +17,16 @@ from unittest import mock
 
 import torch
 import trio
-from gpu_place import KINDS, Case, Figures, Place, randn, read_all
+from gpu_place import (
+    KINDS,
+    Case,
+    Figures,
+    Place,
+    by_flash_attention,
+    flash_attentions,
+    randn,
+    read_all,
+)
 from gpu_steps import Draw, sampling_of
 from torch import Tensor
 
@@ -51,10 +60,11 @@ def bench(place: Place) -> Iterator[Case]:
         "decode attention",
         partial(_kernel_speed, place, "decode", [(1, 1024)] * (2 if place.dry_run else 32)),
     )
-    yield (
-        "prefill attention",
-        partial(_kernel_speed, place, "prefill", [(64, 64) if place.dry_run else (2048, 2048)]),
-    )
+    prompt = [(64, 64) if place.dry_run else (2048, 2048)]
+    prefill = partial(_kernel_speed, place, "prefill", prompt)
+    yield "prefill attention", prefill
+    for flash in flash_attentions(place):
+        yield f"prefill attention by {flash}", by_flash_attention(flash, prefill)
     yield "sampling", partial(_sampling, place)
     tables = ((small, {1: 50, 256: 65}), (large, {1: 85, 256: 60}))
     for model, goals in tables[:1] if place.dry_run else tables:
@@ -71,12 +81,12 @@ def bench(place: Place) -> Iterator[Case]:
         loaded.forget()
 
 
-def _kernel_speed(place: Place, kind: str, lens: list[tuple[int, int]]) -> Figures:
+def _kernel_speed(place: Place, kind: str, lens: list[tuple[int, int]], **options: Any) -> Figures:
     import kernels_gpu
 
     kernels_gpu.DEVICE = place.device
     model = kernels_gpu.Heads("8B", 32, 8, 128, 4096, 14336)
-    trial = kernels_gpu.attention_trial(model, kind, lens)
+    trial = kernels_gpu.attention_trial(model, kind, lens, **options)
     taken_s = place.time_s(trial.run, 30)
     copy_s, product_s = (
         trial.moved_bytes / place.ceilings["copy_bytes_per_s"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from gpu_place import ROOT, TOLERANCE, Case, Figures, Place, randn
+from gpu_place import ROOT, TOLERANCE, Case, Figures, Place, by_flash_attention, flash_attentions, randn
 from gpu_steps import compare_step_kernels
 from torch import Tensor
 
@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))  # weights and steps of the tests
 from tests.kernels.packed_weights import CASES
 from triolet import SamplingParams
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.flash_attention import FlashAttention
 
 FLOAT8 = torch.float8_e4m3fn
 ATTENTION_OPTIONS: list[dict[str, Any]] = [{}, {"sliding_window": 20, "soft_cap": 5.0}]
@@ -26,6 +27,7 @@ ATTENTION_OPTIONS: list[dict[str, Any]] = [{}, {"sliding_window": 20, "soft_cap"
 
 def kernels(place: Place) -> Iterator[Case]:
     """Yield every Triton kernel with every dtype, and the bits of the noise."""
+    flashes = flash_attentions(place)
     for dtype in place.dtypes:
         name = str(dtype).removeprefix("torch.")
         for check in (
@@ -43,6 +45,9 @@ def kernels(place: Place) -> Iterator[Case]:
                 f"attention {kind} of any lengths {name}",
                 partial(_attention, place, dtype, lens, is_bound=True),
             )
+            for flash in flashes:
+                case = partial(_attention, place, dtype, lens)
+                yield f"attention {kind} by {flash} {name}", by_flash_attention(flash, case)
         yield f"step {name}", partial(compare_step_kernels, place, dtype)
     yield "noise bits", partial(_noise, place)
     yield "draws", partial(_draws, place)
@@ -257,16 +262,20 @@ def _attention(
     soft_cap: float | None = None,
     cache_dtype: torch.dtype | None = None,
     is_bound: bool = False,
+    prompts: FlashAttention | None = None,
+    block_size: int = 16,
 ) -> Figures:
     """Compare a step with float64; slots of no sequence are NaN, and so is memory before it is written.
 
     Args:
         cache_dtype: of keys and values; None for `dtype`.
         is_bound: whether the kernel is told bounds of the lengths, as in a graph.
+        prompts: what attends to prompts; None for the Triton kernel.
+        block_size: of the cache.
     """
     from triolet.kernels.paged_attention import paged_attention_triton
 
-    heads, kv_heads, head_dim, block_size = (4, 2, 32, 16) if place.dry_run else (16, 4, 128, 16)
+    heads, kv_heads, head_dim = (4, 2, 32) if place.dry_run else (16, 4, 128)
     query_lens, seq_lens = zip(*lens, strict=True)
     blocks_each = [-(-seq_len // block_size) for seq_len in seq_lens]
     num_blocks = sum(blocks_each) + 2
@@ -306,7 +315,7 @@ def _attention(
     )
     out = paged_attention_triton(
         query.to(place.device), key_cache, value_cache,
-        metadata, scale=head_dim**-0.5, sliding_window=sliding_window, soft_cap=soft_cap,
+        metadata, scale=head_dim**-0.5, sliding_window=sliding_window, soft_cap=soft_cap, prompts=prompts,
     )  # fmt: skip
     return compared([(out, torch.cat(truths))], TOLERANCE[dtype])
 

@@ -16,6 +16,7 @@ import trio
 from torch import Tensor
 
 from triolet import SamplingParams
+from triolet.kernels.flash_attention import FA2_BLOCK_SIZE, IMPLEMENTATIONS, FlashAttention
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -106,6 +107,39 @@ def _first_line(command: list[str]) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("\n")[0]
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def flash_attentions(place: Place) -> list[str]:
+    """Return the implementations of flash attention that are installed."""
+    found = []
+    for name in () if place.dry_run else IMPLEMENTATIONS:
+        try:
+            FlashAttention(name).activate()
+        except (ImportError, RuntimeError, ValueError):  # no package, or an old torch
+            continue
+        found.append(name)
+    return found
+
+
+def by_flash_attention(name: str, case: Callable[..., Figures]) -> Callable[[], Figures]:
+    """Return a case whose prompts an implementation attends to; what it refuses is said, and is no failure.
+
+    Args:
+        name: of the implementation.
+        case: takes `prompts` and `block_size`.
+    """
+
+    def run() -> Figures:
+        flash = FlashAttention(name)
+        flash.activate()
+        try:
+            return case(prompts=flash, block_size=FA2_BLOCK_SIZE)
+        except RuntimeError as error:
+            if "CUDA error" in str(error):
+                raise
+            return {"passed": True, "left_out": str(error)}
+
+    return run
 
 
 def randn(place: Place, dtype: torch.dtype, *shape: int) -> Tensor:

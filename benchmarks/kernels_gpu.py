@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.flash_attention import FlashAttention
 from triolet.kernels.kv_write import kv_write
 from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.rms_norm import rms_norm
@@ -112,11 +113,26 @@ def attention_trials(model: Heads) -> Iterator[Trial]:
     yield attention_trial(model, "mixed", [(1, 1024)] * 31 + [(512, 2048)])
 
 
-def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Trial:
-    """Make one step over sequences of (query length, sequence length), their blocks scattered over the cache."""
+def attention_trial(
+    model: Heads,
+    kind: str,
+    lens: list[tuple[int, int]],
+    *,
+    prompts: FlashAttention | None = None,
+    block_size: int = BLOCK_SIZE,
+) -> Trial:
+    """Make one step over sequences of (query length, sequence length), their blocks scattered over the cache.
+
+    Args:
+        model: of the shapes.
+        kind: named in the result.
+        lens: of each sequence.
+        prompts: what attends to prompts; None for the Triton kernel.
+        block_size: of the cache, tokens.
+    """
     query_lens, seq_lens = zip(*lens, strict=True)
-    blocks_each = [-(-seq_len // BLOCK_SIZE) for seq_len in seq_lens]
-    keys, values = (randn(sum(blocks_each), BLOCK_SIZE, model.num_kv_heads, model.head_dim) for _ in range(2))
+    blocks_each = [-(-seq_len // block_size) for seq_len in seq_lens]
+    keys, values = (randn(sum(blocks_each), block_size, model.num_kv_heads, model.head_dim) for _ in range(2))
     tables = torch.zeros(len(lens), max(blocks_each), dtype=torch.int32)
     for row, blocks in zip(tables, torch.randperm(sum(blocks_each)).split(blocks_each), strict=True):
         row[: len(blocks)] = blocks
@@ -139,7 +155,7 @@ def attention_trial(model: Heads, kind: str, lens: list[tuple[int, int]]) -> Tri
             "model": model.model, "kind": kind, "sequences": len(lens), "queries": sum(query_lens),
             "longest": max(seq_lens), "flop": 4 * visible * model.num_heads * model.head_dim,
         },
-        lambda: paged_attention(query, keys, values, metadata, scale=scale),
+        lambda: paged_attention(query, keys, values, metadata, scale=scale, prompts=prompts),
         2 * query.nbytes + kv_bytes,
     )  # fmt: skip
 

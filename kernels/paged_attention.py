@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2, run_o
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.attention.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.cpu.library import library
+from triolet.kernels.flash_attention import PromptAttention
 from triolet.kernels.float8 import (
     as_bytes,
     float8_numbers,
@@ -277,6 +279,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    prompts: PromptAttention | None = None,
 ) -> Tensor:
     """Attend from each of this step's tokens to its own sequence's past and itself.
 
@@ -296,6 +299,7 @@ def paged_attention(
             that the weights of the keys sum up to less than 1; None = none. It is neither scaled nor capped.
         key_scale: what keys in float8 are multiplied by; see `triolet.kernels.kv_write`.
         value_scale: the same of values.
+        prompts: on a GPU, what computes sequences of many queries; None = the Triton kernel.
 
     Returns:
         [num_tokens, num_heads, head_dim], dtype of `query`, contiguous; zero in rows that belong to no sequence.
@@ -318,7 +322,9 @@ def paged_attention(
     scales: dict[str, Any] = {"key_scale": key_scale, "value_scale": value_scale}
     if query.is_cuda:
         return run_or_reference(
-            paged_attention_triton,
+            paged_attention_triton
+            if prompts is None
+            else functools.partial(paged_attention_triton, prompts=prompts),
             paged_attention_reference,
             query,
             keys,
@@ -348,6 +354,7 @@ def paged_attention_triton(
     sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    prompts: PromptAttention | None = None,
     segment_tokens: int | None = None,
 ) -> Tensor:
     """`paged_attention` in Triton, without its checks.
@@ -371,10 +378,18 @@ def paged_attention_triton(
     )
     if key not in metadata.launches:
         metadata.launches[key] = tuple(_launches(metadata, *key))
+    launches: tuple[_Launch, ...] = metadata.launches[key]
+    if prompts is not None and not all(launch.few for launch in launches):
+        # first, since it leaves anything in the rows of the few
+        prompts(
+            result, query, keys, values, metadata,
+            few_queries=launches[0].few_queries, scale=scale, sliding_window=sliding_window,
+        )  # fmt: skip
+        launches = tuple(launch for launch in launches if launch.few)
     mantissa = mantissa_of(keys.dtype)
     keys, values = as_bytes(keys), as_bytes(values)
     num_seqs = len(metadata.query_lens_host)
-    for launch in metadata.launches[key]:
+    for launch in launches:
         split = launch.num_segments > 1
         partial, largest, total = result, result, result
         if split:

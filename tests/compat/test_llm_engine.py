@@ -501,6 +501,16 @@ def test_quantization_is_honoured_as_by_the_engine(quantization: str) -> None:
     assert EngineArgs(quantization=quantization).config.quantization == quantization
 
 
+def test_an_attention_backend_of_vllms_is_the_same_kernel_or_refused() -> None:
+    assert EngineArgs(attention_backend="TRITON_ATTN").config.attention_backend == "triton"
+    assert EngineArgs(attention_backend=None).config == EngineArgs().config
+    assert EngineArgs(attention_backend="fa3").config.attention_backend == "fa3"
+    with pytest.raises(
+        ConfigError, match="attention_backend must be one of triton, auto, fa2, fa3, fa4; got 'FLASHINFER'"
+    ):
+        EngineArgs(attention_backend="FLASHINFER")
+
+
 def test_no_quantization_is_none_as_in_vllm() -> None:
     assert EngineArgs(quantization=None).config == EngineArgs().config
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.config.engine import (
+    ATTENTION_BACKENDS,
     CALIBRATIONS,
     CONVERSIONS,
     DTYPES,
@@ -47,6 +48,7 @@ CHOICES = {
     "lora_dtype": DTYPES,
     "calibration": CALIBRATIONS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
+    "attention_backend": ATTENTION_BACKENDS,
 }
 TEXTS = (
     "model",
@@ -144,6 +146,7 @@ FIELDS: dict[str, Any] = {
     "num_kv_blocks": 100,
     "kv_cache_bytes": 2**30,
     "kv_cache_dtype": "fp8",
+    "attention_backend": "auto",
     "gpu_memory_utilization": 0.5,
     "enforce_eager": True,
     "max_num_seqs": 4,

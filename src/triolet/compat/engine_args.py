@@ -65,7 +65,7 @@ DROPPED: Final[Mapping[str, str]] = MappingProxyType(
         "swap_space": "blocks are computed again and not swapped out; vLLM has dropped it, too",
         "cpu_offload_gb": "weights stay where they are",
         "preemption_mode": "preemption is by recompute only; vLLM has dropped it, too",
-        "max_seq_len_to_capture": "nothing is captured",
+        "max_seq_len_to_capture": "graphs are for sequences of any length; vLLM has dropped it, too",
     }
 )
 # Further arguments of vLLM's, which have no counterpart here: let through only without a value.
@@ -106,7 +106,7 @@ UNKNOWN_HERE: Final = """
     mamba_config kernel_config enable_flashinfer_autotune monokernel logging_config log_level log_config_file
     kv_transfer_config kv_events_config ec_transfer_config ec_manager_config reasoning_config generation_config
     sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator
-    enable_nccl_comm_suspend override_generation_config model_impl attention_backend kv_cache_dtype_skip_layers
+    enable_nccl_comm_suspend override_generation_config model_impl kv_cache_dtype_skip_layers
     mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size prefix_match_unit mamba_cache_mode
     enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm mamba_backend mamba_ssu_algorithm
     enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds additional_config use_tqdm_on_load
@@ -193,6 +193,11 @@ class EngineArgs:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
         if fields.get("seed") is None:  # None means the default, here as in vLLM
             fields.pop("seed", None)
+        # vLLM's None is its own choice, and here the default.
+        if (backend := fields.get("attention_backend", "")) is None:
+            del fields["attention_backend"]
+        elif backend == "TRITON_ATTN":
+            fields["attention_backend"] = "triton"
         # vLLM's None is `none` here, the default.
         if (quantization := fields.get("quantization", "none")) is None:
             del fields["quantization"]

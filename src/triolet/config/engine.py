@@ -42,6 +42,7 @@ CONVERSIONS: Final = ("auto", "embed", "classify")
 INT8_ACTIVATIONS: Final = "int8-activations"
 CALIBRATIONS: Final = ("auto", "off", "force")
 QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS)
+ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
 RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
 ADDRESS: Final = r".+:[0-9]{1,5}"
@@ -197,6 +198,14 @@ class EngineConfig(Configuration):
         "take a byte a number, with the scales of the checkpoint (k_scale, v_scale) or 1.",
         default="auto",
         rule=one_of(KV_CACHE_DTYPES),
+    )
+    attention_backend: str = option(
+        # triton by default: the others were never compared with it on a card
+        "Attention of prompts on a GPU: triton is the engine's kernel; fa2, fa3 and fa4 are torch's flash attention, "
+        "of which 3 and 4 need their packages and 2 a block_size of 256; auto measures all that can compute the model "
+        "when it is loaded, and takes the fastest.",
+        default="triton",
+        rule=one_of(ATTENTION_BACKENDS),
     )
     gpu_memory_utilization: float = option(
         "Greatest part of a GPU's memory that weights, steps and KV cache take together; without a size the KV cache "

@@ -29,6 +29,7 @@ class EngineFields(TypedDict, total=False):
     num_kv_blocks: int | None
     kv_cache_bytes: int | None
     kv_cache_dtype: str
+    attention_backend: str
     gpu_memory_utilization: float
     enforce_eager: bool
     max_num_seqs: int

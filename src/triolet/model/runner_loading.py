@@ -22,10 +22,12 @@ from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import ConfigError, ModelError
 from triolet.kernels._triton import announce_warm, has_failed_kernels
 from triolet.kernels.cpu.library import kernels
+from triolet.kernels.flash_attention import IMPLEMENTATIONS
 from triolet.kernels.lora import compile_low_rank
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.backends.layers.warm_up import compute_warm_up_steps
 from triolet.model.backends.torch_decoder import Decoder
+from triolet.model.cuda.prompt_attention import choose_prompt_attention
 from triolet.model.cuda.step_device import CudaDevice, StepDevice
 from triolet.model.cuda.warm_up import can_compute_steps
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
@@ -114,9 +116,16 @@ def _load(
             loaded.model.spec, config.max_model_len or loaded.model.spec.max_position
         )
         if place.type == "cuda" and isinstance(loaded.model, Decoder):
-            compute_warm_up_steps(loaded.model, place, block_size, loaded.model.tile_lengths)
+            model = choose_prompt_attention(
+                config.attention_backend, loaded.model, device=place, block_size=block_size
+            )
+            loaded = attrs.evolve(loaded, model=model)
+            compute_warm_up_steps(model, place, block_size, model.tile_lengths)
             if (bank := loaded.adapters) is not None:
-                compile_low_rank(loaded.model.spec.dtype, bank.dtype, place)
+                compile_low_rank(model.spec.dtype, bank.dtype, place)
+        elif config.attention_backend in IMPLEMENTATIONS:
+            rule = f"triton or auto for {loaded.model.spec.architecture} on {place.type}"
+            raise ConfigError("attention_backend", rule, config.attention_backend)
     except torch.OutOfMemoryError as error:
         if memory is None:
             raise

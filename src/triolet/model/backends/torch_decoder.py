@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.kernels.attention_metadata import AttentionMetadata
+from triolet.kernels.flash_attention import PromptAttention
 from triolet.kernels.kv_write import kv_write
 from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
@@ -112,6 +113,7 @@ class Attention:
     sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
     is_gated: bool = False  # each query has a gate behind it, of which the sigmoid multiplies the output
     kv_scales: KvScales = NO_SCALES  # of a cache in float8
+    prompts: PromptAttention | None = None  # on a GPU, in place of the Triton kernel
 
     def __call__(
         self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
@@ -135,6 +137,7 @@ class Attention:
             sinks=self.sinks,
             key_scale=self.kv_scales.keys,
             value_scale=self.kv_scales.values,
+            prompts=self.prompts,
         )
         return self.out((mixed if gates is None else mixed * gates.sigmoid()).flatten(1))
 
@@ -162,6 +165,11 @@ class Attention:
         kv_write(key, cache.keys, attention.slot_mapping, self.kv_scales.keys)
         kv_write(value, cache.values, attention.slot_mapping, self.kv_scales.values)
         return query
+
+    @property
+    def is_softmax_alone(self) -> bool:
+        """Tell whether its weights are a softmax of the scores and nothing else."""
+        return self.sinks is None and self.soft_cap is None
 
     @property
     def _is_plain(self) -> bool:
@@ -386,6 +394,17 @@ def with_kv_format(decoder: Decoder, kv_format: KvFormat) -> Decoder:
 
     layers = tuple(scaled(index, layer) for index, layer in enumerate(decoder.layers))
     return attrs.evolve(decoder, layers=layers, spec=attrs.evolve(decoder.spec, kv_dtype=kv_format.dtype))
+
+
+def with_prompt_attention(decoder: Decoder, prompts: PromptAttention) -> Decoder:
+    """Return a decoder whose prompts are attended to in another way, where a layer has neither sinks nor a soft cap."""
+
+    def changed(layer: DecoderLayer) -> DecoderLayer:
+        if not (isinstance(layer.attention, Attention) and layer.attention.is_softmax_alone):
+            return layer
+        return attrs.evolve(layer, attention=attrs.evolve(layer.attention, prompts=prompts))
+
+    return attrs.evolve(decoder, layers=tuple(map(changed, decoder.layers)))
 
 
 def _build_layer(
