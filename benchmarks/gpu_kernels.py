@@ -32,6 +32,7 @@ def kernels(place: Place) -> Iterator[Case]:
         name = str(dtype).removeprefix("torch.")
         for check in (
             _rms_norm, _rotary, _kv_write, _kv_write_float8, _gate_mul, _qkv_prepare, _grouped_linear, _low_rank,
+            _scaled_linear,
         ):  # fmt: skip
             yield f"{check.__name__.strip('_')} {name}", partial(check, place, dtype)
         for weight in ("gptq", "fp8 by block") if place.dry_run else CASES:
@@ -318,6 +319,31 @@ def _attention(
         metadata, scale=head_dim**-0.5, sliding_window=sliding_window, soft_cap=soft_cap, prompts=prompts,
     )  # fmt: skip
     return compared([(out, torch.cat(truths))], TOLERANCE[dtype])
+
+
+def _scaled_linear(place: Place, dtype: torch.dtype) -> Figures:
+    """Compare products of float8 with float8; on a GPU they are for bfloat16 alone, from compute capability 8.9 on."""
+    from triolet.kernels.linear.scaled import (
+        ScaledWeight,
+        round_tokens_reference,
+        round_tokens_triton,
+        scaled_linear,
+    )
+    from triolet.kernels.linear.weight_only import byte_weight
+
+    if not place.dry_run and (dtype != torch.bfloat16 or torch.cuda.get_device_capability() < (8, 9)):
+        return {"passed": True, "left_out": f"{dtype} on this card"}
+    values, factors = torch.randn(64, 256).to(FLOAT8), torch.rand(64, 1) / 16
+    weight = ScaledWeight.of(byte_weight(values, factors, (1, 256)).to(torch.device(place.device)))
+    assert weight is not None
+    x = randn(place, dtype, 33, 256)
+    codes, scales = round_tokens_triton(x)
+    rounded, expected_scales = round_tokens_reference(x.cpu())
+    truth = (rounded.double() * expected_scales.double()) @ (values.double() * factors.double()).T
+    y = scaled_linear(codes, scales, weight, torch.float32 if place.dry_run else dtype)
+    figures = compared([(y, truth)], TOLERANCE[dtype])
+    is_equal = torch.equal(codes.cpu().view(torch.uint8), rounded.view(torch.uint8))
+    return figures | {"bits_equal": is_equal, "passed": figures["passed"] and is_equal}
 
 
 def _noise(place: Place) -> Figures:

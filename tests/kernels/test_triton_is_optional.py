@@ -51,9 +51,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from triolet.kernels import kv_write, paged_attention, random_draw, rms_norm, rotary, silu_mul
+from triolet.kernels.linear import scaled
 
 FLOATS = {"scale", "key_scale", "value_scale", "soft_cap", "eps", "weight_offset"}
-WIDE = {"slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "partial_ptr": "*fp32",
+WIDE = {"codes_ptr": "*u8", "scales_ptr": "*fp32",
+        "slot_mapping_ptr": "*i64", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "partial_ptr": "*fp32",
         "max_ptr": "*fp32", "sum_ptr": "*fp32", "seq_lens_ptr": "*i32", "block_tables_ptr": "*i32",
         "cu_query_lens_ptr": "*i32", "top_k_ptr": "*i64", "top_p_ptr": "*fp64", "thresholds_ptr": "*i32",
         "last_ids_ptr": "*i32", "answers_ptr": "*i64", "ids_ptr": "*i32", "bits_ptr": "*i64", "tokens_ptr": "*i64"}
@@ -108,6 +110,8 @@ compile_for(90, rotary._rotary_kernel, "bf16", HALF=48, PADDED_HALF=64, INTERLEA
 compile_for(90, random_draw._limits_kernel, "fp32", num_warps=16, TOLERANCE=1e-6, TILE=1024)
 compile_for(80, random_draw._draw_kernel, "fp32", WRITES_BITS=False, TILE=1024)
 compile_for(90, random_draw._winner_kernel, "fp32", PADDED_TILES=256)
+for dim, padded, num_warps in ((4096, 4096, 4), (14336, 16384, 8)):
+    compile_for(90, scaled._round_tokens_kernel, "bf16", num_warps, DIM=dim, PADDED_DIM=padded, LEAST=1e-30)
 """
 
 LARGEST = """
@@ -125,7 +129,7 @@ def test_every_kernel_compiles_for_nvidia_gpus_on_a_machine_without_one(tmp_path
     compiled = run_python(COMPILE + KERNELS, TRITON_CACHE_DIR=str(tmp_path)).split()
     assert set(compiled) == {
         "_attention_kernel", "_reduce_kernel", "_kv_write_kernel", "_rms_norm_kernel", "_gate_mul_kernel",
-        "_rotary_kernel", "_limits_kernel", "_draw_kernel", "_winner_kernel",
+        "_rotary_kernel", "_limits_kernel", "_draw_kernel", "_winner_kernel", "_round_tokens_kernel",
     }  # fmt: skip
 
 

@@ -41,7 +41,8 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 CONVERSIONS: Final = ("auto", "embed", "classify")
 INT8_ACTIVATIONS: Final = "int8-activations"
 CALIBRATIONS: Final = ("auto", "off", "force")
-QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS)
+FP8_ACTIVATIONS: Final = "fp8-activations"
+QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS, FP8_ACTIVATIONS)
 ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
 RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
@@ -105,7 +106,8 @@ class EngineConfig(Configuration):
         # none by default: quantized weights give slightly different answers
         "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
         "bfloat16 and changes the answers little; int4 takes a quarter and changes them more. int8-activations keeps "
-        "the integers of a quantized model and rounds what they are multiplied with, which is faster.",
+        "the integers of a quantized model and rounds what they are multiplied with, which is faster; fp8-activations "
+        "does so on a GPU with the float8 of a model in FP8.",
         default="none",
         rule=one_of(QUANTIZATIONS),
     )

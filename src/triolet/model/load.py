@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.config.engine import INT8_ACTIVATIONS
+from triolet.config.engine import FP8_ACTIVATIONS, INT8_ACTIVATIONS
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.core.request.pooling_params import EMBED, TOKEN_EMBED
@@ -40,7 +40,8 @@ from triolet.model.architectures.weight_map import (
     plan_tensors,
 )
 from triolet.model.backends.cpu_decoder import adapter_packing, build_cpu_decoder, can_plan, can_quantise
-from triolet.model.backends.torch_decoder import build_decoder
+from triolet.model.backends.layers.scaled_linear import with_rounded_inputs
+from triolet.model.backends.torch_decoder import Decoder, build_decoder
 from triolet.model.cuda.staging import PinnedStaging
 from triolet.model.cuda.step_device import CudaDevice
 from triolet.model.folder.checkpoint import Checkpoint
@@ -142,6 +143,8 @@ def load_model(
         raise ConfigError("dtype", f"one of auto, {', '.join(DTYPES)}", dtype)
     if kv_cache_dtype != "auto":
         _check_kv_device(kv_cache_dtype, device)
+    if quantization == FP8_ACTIVATIONS:
+        _check_float8_products(device)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
     # A GGUF file: configuration, tokenizer and weights in one.
     if classifier_from_token:
@@ -336,6 +339,11 @@ def _build(
             kept |= cache.kept  # what the file has was not read again
             cache.save(kept)
         return decoder, packed
+    if quantization == FP8_ACTIVATIONS:
+        if adapter_limits is not None:
+            raise ConfigError("enable_lora", f"false with quantization {FP8_ACTIVATIONS}", True)
+        plain = build_decoder(parsed, reader, max_model_len=max_model_len, kv_format=kv_format)
+        return _with_rounded_inputs(plain), None
     if quantization is not None:
         raise _not_quantised(quantization)
     if adapter_limits is not None and parsed.is_recurrent:
@@ -362,6 +370,25 @@ def _check_kv_device(kv_cache_dtype: str, device: str) -> None:
     if KV_DTYPES[kv_cache_dtype] == torch.float8_e4m3fn and torch.cuda.get_device_capability(place) < (8, 9):
         rule = "auto or fp8_e5m2 on a GPU of compute capability below 8.9, which cannot convert E4M3"
         raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
+
+
+def _check_float8_products(device: str) -> None:
+    place = torch.device(device)
+    if place.type != "cuda" or torch.cuda.get_device_capability(place) < (8, 9):
+        rule = f"another than {FP8_ACTIVATIONS}, which needs an NVIDIA GPU of compute capability 8.9 or above"
+        raise ConfigError("quantization", rule, FP8_ACTIVATIONS)
+
+
+def _with_rounded_inputs(decoder: Decoder) -> Decoder:
+    if decoder.spec.dtype != torch.bfloat16:  # what torch's product has for rows with scales of their own
+        rule = f"another than {FP8_ACTIVATIONS} in {decoder.spec.dtype}: it is for bfloat16"
+        raise ConfigError("quantization", rule, FP8_ACTIVATIONS)
+    rounded, count = with_rounded_inputs(decoder)
+    if not count:
+        rule = f"another than {FP8_ACTIVATIONS} without float8 weights that have a scale for a tensor or an output"
+        raise ConfigError("quantization", rule, FP8_ACTIVATIONS)
+    _logger.info("%d linear layers round their inputs to float8", count)
+    return rounded
 
 
 def _kv_format(
