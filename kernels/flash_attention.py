@@ -6,7 +6,7 @@ FlashAttention 2 is a part of torch; 3 and 4 are packages of their own, which to
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import torch
@@ -21,34 +21,9 @@ FA2_BLOCK_SIZE: Final = 256
 MAX_HEAD_DIM: Final = 256
 
 
-class PromptAttention(Protocol):
-    """Attention of a step's sequences of many queries."""
-
-    def __call__(
-        self,
-        out: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        few_queries: int,
-        scale: float,
-        sliding_window: int | None,
-    ) -> None:
-        """Write the rows of sequences of more than `few_queries` queries; the others' are undefined afterwards.
-
-        Args:
-            out: [num_tokens, num_heads, head_dim], contiguous.
-            query: see `paged_attention`, and so `keys`, `values`, `metadata`, `scale`, `sliding_window`.
-            few_queries: of the longest sequence that is left out.
-        """
-        ...
-
-
 @attrs.frozen
 class FlashAttention:
-    """`PromptAttention` by an implementation of torch's flash attention.
+    """Attention of a step's sequences of many queries, by an implementation of torch's flash attention.
 
     Args:
         name: one of `IMPLEMENTATIONS`.
@@ -98,13 +73,19 @@ class FlashAttention:
         scale: float,
         sliding_window: int | None,
     ) -> None:
+        """Write the rows of sequences of more than `few_queries` queries; the others' are undefined afterwards.
+
+        Args:
+            out: [num_tokens, num_heads, head_dim], contiguous.
+            query: see `paged_attention`, and so `keys`, `values`, `metadata`, `scale`, `sliding_window`.
+            few_queries: of the longest sequence that is left out.
+        """
         from torch.nn.attention.varlen import varlen_attn_out
 
         if (key := ("lengths of prompts", few_queries)) not in metadata.launches:
+            # without keys a sequence costs nothing
             is_prompt = metadata.cu_query_lens.diff() > few_queries
-            metadata.launches[key] = metadata.seq_lens.where(
-                is_prompt, 0
-            )  # without keys a sequence costs nothing
+            metadata.launches[key] = metadata.seq_lens.where(is_prompt, 0)
         varlen_attn_out(
             out,
             query,

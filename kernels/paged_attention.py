@@ -15,7 +15,7 @@ from triolet.kernels._triton import INTERPRETING, kernel, next_power_of_2, run_o
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.attention.paged_attention import DTYPES, paged_attention_cpp
 from triolet.kernels.cpu.library import library
-from triolet.kernels.flash_attention import PromptAttention
+from triolet.kernels.flash_attention import FlashAttention
 from triolet.kernels.float8 import (
     as_bytes,
     float8_numbers,
@@ -279,7 +279,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
-    prompts: PromptAttention | None = None,
+    prompts: FlashAttention | None = None,
 ) -> Tensor:
     """Attend from each of this step's tokens to its own sequence's past and itself.
 
@@ -354,7 +354,7 @@ def paged_attention_triton(
     sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
-    prompts: PromptAttention | None = None,
+    prompts: FlashAttention | None = None,
     segment_tokens: int | None = None,
 ) -> Tensor:
     """`paged_attention` in Triton, without its checks.

@@ -102,9 +102,8 @@ class ScaledWeight:
     @classmethod
     def joined(cls, parts: Sequence[ScaledWeight]) -> ScaledWeight:
         """Join weights along the outputs."""
-        as_bytes = torch.cat(
-            [part.values.view(torch.uint8) for part in parts]
-        )  # not every device joins float8
+        # as bytes, since torch cannot join float8 on every device
+        as_bytes = torch.cat([part.values.view(torch.uint8) for part in parts])
         return cls(as_bytes.view(torch.float8_e4m3fn), torch.cat([part.scales for part in parts], dim=1))
 
 

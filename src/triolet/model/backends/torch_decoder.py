@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.kernels.flash_attention import PromptAttention
+from triolet.kernels.flash_attention import FlashAttention
 from triolet.kernels.kv_write import kv_write
 from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
@@ -113,7 +113,7 @@ class Attention:
     sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
     is_gated: bool = False  # each query has a gate behind it, of which the sigmoid multiplies the output
     kv_scales: KvScales = NO_SCALES  # of a cache in float8
-    prompts: PromptAttention | None = None  # on a GPU, in place of the Triton kernel
+    prompts: FlashAttention | None = None  # on a GPU, in place of the Triton kernel
 
     def __call__(
         self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
@@ -396,7 +396,7 @@ def with_kv_format(decoder: Decoder, kv_format: KvFormat) -> Decoder:
     return attrs.evolve(decoder, layers=layers, spec=attrs.evolve(decoder.spec, kv_dtype=kv_format.dtype))
 
 
-def with_prompt_attention(decoder: Decoder, prompts: PromptAttention) -> Decoder:
+def with_prompt_attention(decoder: Decoder, prompts: FlashAttention) -> Decoder:
     """Return a decoder whose prompts are attended to in another way, where a layer has neither sinks nor a soft cap."""
 
     def changed(layer: DecoderLayer) -> DecoderLayer:

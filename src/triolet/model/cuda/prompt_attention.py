@@ -17,6 +17,7 @@ from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.flash_attention import IMPLEMENTATIONS, FlashAttention
 from triolet.kernels.paged_attention import paged_attention
 from triolet.model.backends.torch_decoder import Attention, Decoder, with_prompt_attention
+from triolet.model.interface import ModelSpec
 
 PROMPT_TOKENS: Final = 2048
 """Length of the prompt that the choice is measured with, unless the model's longest is shorter."""
@@ -62,7 +63,14 @@ def choose_prompt_attention(
     """
     if name == "triton":
         return decoder
-    trial = _Trial.of(decoder, device, block_size)
+    attentions = (layer.attention for layer in decoder.layers if isinstance(layer.attention, Attention))
+    layer = next((attention for attention in attentions if attention.is_softmax_alone), None)
+    if layer is None:
+        if name == "auto":
+            return decoder
+        rule = "triton or auto for a model without a layer that has neither sinks nor a soft cap"
+        raise ConfigError("attention_backend", rule, name)
+    trial = _Trial.of(layer, decoder.spec, device, block_size)
     times: dict[str, float] = {}
     problems: dict[str, str] = {}
     for each in IMPLEMENTATIONS if name == "auto" else (name,):
@@ -91,7 +99,7 @@ def choose_prompt_attention(
 class _Trial:
     """A layer's attention to one prompt, over random numbers."""
 
-    layer: Attention | None  # None if no layer's attention can be exchanged
+    layer: Attention
     query: Tensor
     keys: Tensor
     values: Tensor
@@ -99,15 +107,9 @@ class _Trial:
     num_tokens: int
 
     @classmethod
-    def of(cls, decoder: Decoder, device: torch.device, block_size: int) -> _Trial:
-        spec = decoder.spec
-        attentions = (layer.attention for layer in decoder.layers if isinstance(layer.attention, Attention))
-        layer = next((attention for attention in attentions if attention.is_softmax_alone), None)
+    def of(cls, layer: Attention, spec: ModelSpec, device: torch.device, block_size: int) -> _Trial:
         num_tokens = min(PROMPT_TOKENS, spec.max_position)
         num_blocks = -(-num_tokens // block_size)
-        num_heads, num_kv_heads, head_dim = (
-            (1, 1, 8) if layer is None else (layer.num_heads, layer.num_kv_heads, layer.head_dim)
-        )
 
         def randn(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.randn(*shape, dtype=spec.dtype, device=device).to(dtype)
@@ -115,9 +117,8 @@ class _Trial:
         def ints(*values: int) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
-        keys, values = (
-            randn(num_blocks, block_size, num_kv_heads, head_dim, dtype=spec.cache_dtype) for _ in range(2)
-        )
+        cache_shape = num_blocks, block_size, layer.num_kv_heads, layer.head_dim
+        keys, values = (randn(*cache_shape, dtype=spec.cache_dtype) for _ in range(2))
         metadata = AttentionMetadata(
             cu_query_lens=ints(0, num_tokens),
             seq_lens=ints(num_tokens),
@@ -126,7 +127,7 @@ class _Trial:
             query_lens_host=(num_tokens,),
             seq_lens_host=(num_tokens,),
         )
-        query = randn(num_tokens, num_heads, head_dim, dtype=spec.dtype)
+        query = randn(num_tokens, layer.num_heads, layer.head_dim, dtype=spec.dtype)
         return cls(layer, query, keys, values, metadata, num_tokens)
 
     def measure(self, prompts: FlashAttention | None, timer: Timer) -> float:
@@ -135,8 +136,6 @@ class _Trial:
         Raises:
             RuntimeError: it does not compute this model, or computes something else.
         """
-        if self.layer is None:
-            raise RuntimeError("no layer has attention without sinks and without a soft cap")
         if prompts is not None:
             problem = prompts.problem_with(
                 self.query.dtype, self.keys.dtype, self.layer.head_dim, self.keys.shape[1]
@@ -152,7 +151,6 @@ class _Trial:
         return statistics.median(timer(lambda: self._attend(prompts)) for _ in range(NUM_ROUNDS))
 
     def _attend(self, prompts: FlashAttention | None) -> Tensor:
-        assert self.layer is not None
         return paged_attention(
             self.query,
             self.keys,
