@@ -1,4 +1,4 @@
-"""Linear layers whose weights and inputs are both float8 (E4M3): a GPU's tensor cores multiply them twice as fast.
+"""Linear layers whose weights and inputs are both float8 (E4M3), as a GPU's tensor cores multiply them.
 
 Weights are those of a checkpoint in FP8, with a scale for each output. Inputs are rounded to float8 on the way in, with
 a scale for each token. The product is torch's, in float32, times both scales.

@@ -107,7 +107,7 @@ class EngineConfig(Configuration):
         "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
         "bfloat16 and changes the answers little; int4 takes a quarter and changes them more. int8-activations keeps "
         "the integers of a quantized model and rounds what they are multiplied with, which is faster; fp8-activations "
-        "does so on a GPU with the float8 of a model in FP8.",
+        "rounds it to float8 on a GPU, for a model in FP8.",
         default="none",
         rule=one_of(QUANTIZATIONS),
     )
