@@ -1,4 +1,4 @@
-"""Compile the C++ kernels into the wheel, where there is a C++ compiler and an x86-64 Linux to compile for.
+"""Compile the C++ kernels into the wheel, where there is a C++ compiler and a Linux on x86-64 or 64-bit Arm.
 
 The wheel is then one for that platform, and needs no compiler where it is installed. Without a compiler, or with
 TRIOLET_PURE_WHEEL=1, it is one for every platform, which compiles the kernels at first use. An editable install brings
@@ -51,10 +51,7 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         wish = os.environ.get(PURE, "")
         if version == "editable" or wish == "1":
             return
-        if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-            reason = "kernels are compiled ahead of time for x86-64 Linux only"
-        else:
-            reason = self._compile(build_data)
+        reason = self._compile(build_data)
         if reason and wish == "0":
             raise RuntimeError(f"{PURE} is 0: {reason}")
         if reason:
@@ -75,5 +72,5 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         for name in done.stdout.split():
             build_data["force_include"][str(Path(self._folder) / Path(name).name)] = name
         build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-linux_x86_64"
+        build_data["tag"] = f"py3-none-linux_{platform.machine()}"
         return ""

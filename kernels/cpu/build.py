@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 
-from triolet.kernels.cpu.targets import NATIVE, X86_TARGETS, Target, cpu_facts
+from triolet.kernels.cpu.targets import NATIVE, TARGETS, Target, cpu_facts
 
 SOURCES = Path(__file__).parent
 SHIPPED = "shipped"  # folder beside the sources, in wheels only
@@ -136,15 +136,17 @@ def shipped(target: Target) -> Path | None:
 
 
 def build_shipped(folder: Path) -> list[Path]:
-    """Compile what a wheel brings: a library for every kind of x86-64.
+    """Compile what a wheel brings: a library for every kind of CPU that has this machine's instruction set.
 
     Args:
         folder: where to put them.
 
     Raises:
-        BuildError: there is no compiler, or it failed.
+        BuildError: there is no compiler, or it failed, or the machine is not one that wheels bring kernels for.
     """
-    libraries = {target.library: (target, folder / _shipped_name(target)) for target in X86_TARGETS}
+    if NATIVE in TARGETS:
+        raise BuildError("kernels are compiled ahead of time on Linux for x86-64 and 64-bit Arm only")
+    libraries = {target.library: (target, folder / _shipped_name(target)) for target in TARGETS}
     with tempfile.TemporaryDirectory() as scratch:
         Toolchain.find().compile(tuple(libraries.values()), Path(scratch))
     return [path for _, path in libraries.values()]

@@ -16,6 +16,8 @@
 #include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -90,6 +92,8 @@ INLINE Floats load(const Float16* from) {
   return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #elif defined(__F16C__)
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Floats>(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits))));
 #else
   Floats wide;
   for (int lane = 0; lane < LANES; ++lane) wide[lane] = widen(from[lane]);
@@ -148,6 +152,8 @@ INLINE void store(Float16* to, Floats x) {
 #elif defined(__F16C__)
   const __m128i half = _mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), half);
+#elif defined(__aarch64__)
+  vst1_u16(&to->bits, vreinterpret_u16_f16(vcvt_f16_f32(reinterpret_cast<float32x4_t>(x))));
 #else
   for (int lane = 0; lane < LANES; ++lane) narrow(x[lane], to + lane);
 #endif

@@ -56,12 +56,23 @@ X86_TARGETS = (
 )
 """Best first."""
 
+ARM64_TARGETS = (
+    # Neoverse N1, Cortex-A76, and later. GCC knows the instruction from Armv8.2 on, and uses what else that brings.
+    Target(
+        "dotprod", "dotprod", ("-march=armv8.2-a+dotprod",), _words("asimddp asimdrdm atomics crc32 dcpop")
+    ),
+    Target("neon", "neon", ("-march=armv8-a",)),  # every 64-bit Arm
+)
+"""Best first."""
+
 NATIVE = Target(
     "native", "native", ("-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",)
 )
 """Whatever the compiler finds, on machines that the others are not for."""
 
-TARGETS = X86_TARGETS if sys.platform == "linux" and platform.machine() == "x86_64" else (NATIVE,)
+_OF_LINUX = {"x86_64": X86_TARGETS, "aarch64": ARM64_TARGETS}
+
+TARGETS = _OF_LINUX.get(platform.machine(), (NATIVE,)) if sys.platform == "linux" else (NATIVE,)
 """Targets for this kind of machine, best first."""
 
 NAMES = tuple(target.name for target in TARGETS)
@@ -80,7 +91,7 @@ def missing(target: Target) -> tuple[str, ...]:
 @functools.cache
 def _features() -> frozenset[str]:
     """Return the features of the first processor, as the system names them."""
-    return _words(next((line for line in cpu_facts() if line.startswith("flags")), ""))
+    return _words(next((line for line in cpu_facts() if line.startswith(("flags", "Features"))), ""))
 
 
 def cpu_facts() -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class ByteSums {
   typedef uint16_t Pairs __attribute__((vector_size(4 * LANES), aligned(4)));  // unsigned: they may wrap around
   Pairs sums_ = {};
 #else
-  static constexpr int ADDED = BITS == 8 ? 128 : 0, MAX_WORDS = WORDS;
+  static constexpr int ADDED = BITS == 8 ? ZERO_POINT : 0, MAX_WORDS = WORDS;
   static constexpr bool IN_PAIRS = false, WRAPS = false;
   MEMBER void add(Words weights, Words x) { sums_ = dot_bytes(sums_, weights, x); }
   MEMBER void subtract(int32_t x) { sums_ -= x; }

@@ -21,6 +21,9 @@ INLINE Ints load_signed(const uint8_t* from) {
   return reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
   return reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+  const int8x8_t bytes = vreinterpret_s8_u32(vld1_dup_u32(reinterpret_cast<const uint32_t*>(from)));
+  return reinterpret_cast<Ints>(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
 #else
   typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
   return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
@@ -32,6 +35,9 @@ INLINE Ints load_unsigned(const uint8_t* from) {
   return reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
   return reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+  const uint8x8_t bytes = vreinterpret_u8_u32(vld1_dup_u32(reinterpret_cast<const uint32_t*>(from)));
+  return reinterpret_cast<Ints>(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
 #else
   typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
   return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);

@@ -22,14 +22,15 @@ INLINE Ints dot_int16(Int16s a, Int16s b) {
 
 // What is added to signed bytes that are multiplied with signed weights, as the instructions want one side unsigned.
 // AVX2 moves the sign of the weights to the inputs instead: of products of bytes in [-128, 128] x [-127, 127] a pair
-// fits into int16.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+// fits into int16. Arm multiplies signed by signed bytes.
+#if defined(__AVX2__) && !defined(__AVX512F__) || defined(__aarch64__)
 constexpr int ZERO_POINT = 0;
 #else
 constexpr int ZERO_POINT = 128;
 #endif
 
-// sum += dot products of groups of 4 unsigned and 4 signed bytes.
+// sum += dot products of groups of 4 unsigned and 4 signed bytes. On Arm the first are signed, too: where ZERO_POINT is
+// 0, no unsigned one is above 127.
 INLINE Ints dot_bytes(Ints sum, Words u8, Words i8) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(u8),
@@ -38,6 +39,13 @@ INLINE Ints dot_bytes(Ints sum, Words u8, Words i8) {
   const Int16s even = reinterpret_cast<Int16s>(i8) << 8 >> 8, odd = reinterpret_cast<Int16s>(i8) >> 8;
   return sum + dot_int16(reinterpret_cast<Int16s>(u8 & 0x00ff00ffu), even) +
          dot_int16(reinterpret_cast<Int16s>(u8 >> 8 & 0x00ff00ffu), odd);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sum), reinterpret_cast<int8x16_t>(u8),
+                                          reinterpret_cast<int8x16_t>(i8)));
+#elif defined(__aarch64__)
+  const int8x16_t a = reinterpret_cast<int8x16_t>(u8), b = reinterpret_cast<int8x16_t>(i8);
+  const int32x4_t first = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+  return sum + reinterpret_cast<Ints>(vpaddq_s32(first, vpaddlq_s16(vmull_high_s8(a, b))));
 #else
   for (int byte = 0; byte < 4; ++byte)
     sum += (reinterpret_cast<Ints>(i8) << (24 - 8 * byte) >> 24) *

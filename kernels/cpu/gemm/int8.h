@@ -60,6 +60,10 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
     const __m256i halves = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(whole), lowest);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to + i),
                      _mm_or_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+#elif defined(__aarch64__)
+    const int16x4_t lower = vmovn_s32(reinterpret_cast<int32x4_t>(whole));
+    const uint32x2_t bytes = vreinterpret_u32_s8(vmovn_s16(vcombine_s16(lower, lower)));
+    vst1_lane_u32(reinterpret_cast<uint32_t*>(to + i), bytes, 0);
 #else
     for (int lane = 0; lane < LANES; ++lane) to[i + lane] = static_cast<uint8_t>(whole[lane]);
 #endif
@@ -76,6 +80,10 @@ INLINE int32_t sum_pairs(const uint8_t* from) {
   __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
   pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0xb1)));
+#elif defined(__aarch64__)
+  const int16x8_t pairs = vpaddlq_s8(vreinterpretq_s8_u8(vld1q_u8(from)));
+  const int16x4_t two = vadd_s16(vget_low_s16(pairs), vget_high_s16(pairs));
+  return vget_lane_s32(vreinterpret_s32_s16(vadd_s16(two, vext_s16(two, two, 2))), 0);
 #else
   int32_t sums[2] = {};
   for (int i = 0; i < GROUP / 2; ++i) sums[i / 2 % 2] += static_cast<int8_t>(from[i]);

@@ -53,6 +53,8 @@ struct Argmax {
   static bool all_ordered(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(x), _CMP_UNORD_Q) == 0;
+#elif defined(__aarch64__)
+    return vminvq_u32(reinterpret_cast<uint32x4_t>(x == x)) != 0;
 #else
     const Ints same = x == x;
     int32_t all = -1;

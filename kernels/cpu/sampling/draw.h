@@ -224,6 +224,8 @@ class RowDraw {
   static bool any(Ints mask) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__aarch64__)
+    return vmaxvq_u32(reinterpret_cast<uint32x4_t>(mask)) != 0;
 #else
     int32_t some = 0;
     for (int lane = 0; lane < LANES; ++lane) some |= mask[lane];

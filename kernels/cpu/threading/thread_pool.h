@@ -27,6 +27,8 @@
 INLINE void pause_briefly() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // "yield" takes no time on most cores
 #else
   std::this_thread::yield();
 #endif
