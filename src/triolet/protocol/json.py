@@ -8,6 +8,9 @@ can take the GIL:
   refused after one window too many.
 * `_LongText` parses the structure in Python and long strings and runs of numbers window by window in C.
 
+Between windows, and between the items of a long list that is structured, `between_windows` is called: a thread that
+parses gives way there.
+
 A short text is parsed by `json.loads`: it takes less than a millisecond.
 """
 
@@ -18,6 +21,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
 from typing import Any, Final, TypeVar, get_args, get_origin
 
@@ -32,6 +36,9 @@ LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a milliseco
 # Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
 # some twenty times for one short request, and each time waits for the call that the parse thread is in.
 WINDOW: Final = 2**12
+
+between_windows: ContextVar[Callable[[], None]] = ContextVar("between_windows", default=lambda: None)
+"""What is called after each piece of the work on a long text, of less than half a millisecond."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BRACKETS = re.compile(r"[^\[\]{}]+")
@@ -73,8 +80,11 @@ def parse_object(raw: str | bytes, limits: JsonLimits | None = None) -> dict[str
 
 def _decoded(raw: bytes) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    starts = range(0, len(raw), WINDOW)
-    pieces = [decoder.decode(raw[start : start + WINDOW]) for start in starts]
+    pieces = []
+    give_way = between_windows.get()
+    for start in range(0, len(raw), WINDOW):
+        pieces.append(decoder.decode(raw[start : start + WINDOW]))
+        give_way()
     return "".join([*pieces, decoder.decode(b"", final=True)])
 
 
@@ -108,6 +118,7 @@ def _checked_depth(outside: str, depth: int, max_depth: int) -> int:
 def _outside_strings(text: str) -> Iterator[str]:
     """Yield what stands outside of strings, window by window."""
     start, is_inside = 0, False
+    give_way = between_windows.get()
     while start < len(text):
         stop = min(start + WINDOW, len(text))
         num_backslashes = 0
@@ -121,6 +132,7 @@ def _outside_strings(text: str) -> Iterator[str]:
         yield "".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
         start = stop
+        give_way()
 
 
 def _parse_short(text: str, limits: JsonLimits) -> Any:
@@ -149,6 +161,7 @@ class _LongText:
 
     def __init__(self, text: str, limits: JsonLimits) -> None:
         self._text, self._limits = text, limits
+        self._give_way = between_windows.get()
 
     def parse(self) -> Any:
         value, end = self._value(self._skip(0))
@@ -164,6 +177,7 @@ class _LongText:
         return match.end() if match else start
 
     def _value(self, start: int) -> tuple[Any, int]:
+        self._give_way()
         text = self._text
         first = text[start : start + 1]
         if first == '"':
@@ -236,6 +250,7 @@ class _LongText:
                 items += json.loads(f"[{run}]", parse_float=_finite)
             except json.JSONDecodeError as error:
                 raise json.JSONDecodeError(error.msg, self._text, start + max(error.pos - 1, 0)) from None
+            self._give_way()
             start = self._skip(start + comma + 1)
             match = self._NUMBERS.match(self._text, start, start + WINDOW)
         return start
@@ -260,6 +275,7 @@ class _LongText:
             value.encode()  # half of a surrogate pair is no character
             pieces.append(value)
             start = stop
+            self._give_way()
 
 
 class EncodedList(list[Any]):
@@ -477,7 +493,10 @@ def _tuple(kind: Any) -> Hook:
         if type(value) is not list:
             raise Wrong("a list", value)
         items = []
+        give_way = between_windows.get()
         for index, item in enumerate(value):
+            if index % 64 == 0:
+                give_way()
             try:
                 items.append(structure_item(item, item_kind))
             except (ValueError, BaseValidationError) as error:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
+from triolet.protocol.json import EncodedList
 from triolet.protocol.responses.store import (
     BYTES_PER_RESPONSE,
     ResponseStore,
@@ -17,7 +18,7 @@ from triolet.protocol.responses.store import (
 
 def stored(name: str, text: str = "", owner: str | None = None, **fields: Any) -> StoredResponse:
     response = {"id": name, "output": [], "top_logprobs": 0, **fields}
-    return StoredResponse(
+    return StoredResponse.of(
         response=response, messages=({"role": "user", "content": text},), num_input=1, owner=owner
     )
 
@@ -39,6 +40,32 @@ def test_a_store_is_bounded_in_bytes_and_its_count_is_exact() -> None:
     for number in range(20):
         store.delete(str(number))
     assert (len(store), store.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("length", [10, 20_000], ids=["packed", "long"])
+def test_a_response_and_its_chat_come_back_as_they_were(length: int) -> None:
+    output = [
+        {
+            "type": "message",
+            "content": [{"type": "output_text", "text": "ö\u2028" * length, "logprobs": EncodedList()}],
+        }
+    ]
+    response = {
+        "id": "a",
+        "output": output,
+        "top_logprobs": 0,
+        "temperature": 0.1,
+        "error": None,
+        "user": '"\\',
+    }
+    messages = (
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    )
+    store = ResponseStore(max_responses=1, max_bytes=2**20)
+    store.put(StoredResponse.of(response, messages, 1))
+    back = store.get("a")
+    assert back is not None and (back.response, back.messages, back.num_input) == (response, messages, 1)
 
 
 def test_what_alone_is_larger_than_the_store_is_not_kept() -> None:

@@ -295,7 +295,7 @@ class ResponseBuilder:
 
     def stored(self, owner: str | None) -> StoredResponse:
         """Return what is stored of the finished response."""
-        return StoredResponse(
+        return StoredResponse.of(
             response=self.response(),
             messages=(*self.chat, *self.messages()),
             num_input=len(self.chat),

@@ -3,25 +3,77 @@
 A second one would not make anything faster, as both need the GIL, and the event loop would wait for the GIL behind two
 threads instead of one.
 
+The thread gives way to the event loop. Each task of the loop lets go of the GIL when it reads or writes, and would
+wait for it behind the thread each time: a hundred times in a pass. So while the loop has work the thread takes `SHARE`
+of the time, a piece after the other; while the loop waits, it takes all.
+
 Clients take turns: each has at most one input in the queue of the thread, so that another one waits for one input of
 each client, however many connections each has.
 """
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import attrs
 import trio
 
 from triolet.core.recovery.supervision import typed_shortages
+from triolet.protocol.json import between_windows
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
+SHARE: Final = 0.1  # of the time, while the event loop has work
+PIECE_S: Final = 0.0002  # it works at least that long at a time: giving way takes some 20 microseconds
+MAX_WAIT_S: Final = 0.01  # after a piece that was long
 
 T = TypeVar("T")
 
-_limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("parse thread")
-_turns = trio.lowlevel.RunVar[dict[str, trio.CapacityLimiter]]("turns of the clients in the parse thread")
+
+@attrs.define(eq=False)
+class LoopWatch(trio.abc.Instrument):
+    """What the parse thread knows of the event loop: whether it waits for input and deadlines, with nothing to do."""
+
+    _loop_waits: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _since_s: float = attrs.field(default=0.0, init=False)  # of the thread's piece of work
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout > 0:
+            self._loop_waits.set()
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._loop_waits.clear()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in the parse thread; it gives way between its windows."""
+        between_windows.set(self.give_way)  # of the thread only, which has a copy of the task's context
+        self._since_s = time.perf_counter()
+        return work()
+
+    def give_way(self) -> None:
+        """Wait, in the parse thread, until the event loop has had its share."""
+        elapsed_s = time.perf_counter() - self._since_s
+        if elapsed_s < PIECE_S:
+            return
+        self._loop_waits.wait(min(elapsed_s * (1 / SHARE - 1), MAX_WAIT_S))
+        self._since_s = time.perf_counter()
+
+
+@attrs.frozen(eq=False)
+class ParseThread:
+    """The thread of an event loop."""
+
+    is_free: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+    turns: dict[str, trio.CapacityLimiter] = attrs.field(factory=dict)  # by client
+    watch: LoopWatch = attrs.field(factory=LoopWatch)
+
+
+NO_LIMIT: Final = trio.CapacityLimiter(math.inf)  # of Trio's; there is one thread by `is_free`
+
+_of_this_loop = trio.lowlevel.RunVar[ParseThread]("parse thread")
 
 
 async def parse_in_thread(work: Callable[[], T], client: str) -> T:
@@ -33,16 +85,21 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
         ResourceShortage: no thread can be started now.
     """
     try:
-        limiter, turns = _limiter.get(), _turns.get()
+        thread = _of_this_loop.get()
     except LookupError:
-        limiter, turns = trio.CapacityLimiter(1), {}
-        _limiter.set(limiter)
-        _turns.set(turns)
-    turn = turns.setdefault(client, trio.CapacityLimiter(1))
+        thread = ParseThread()
+        _of_this_loop.set(thread)
+    turn = thread.turns.setdefault(client, trio.CapacityLimiter(1))
     try:
-        async with turn:
-            with typed_shortages("parsing a request"):
-                return await trio.to_thread.run_sync(work, limiter=limiter)
+        async with turn, thread.is_free:
+            trio.lowlevel.add_instrument(
+                thread.watch
+            )  # for that long only: it costs every pass of the loop a microsecond
+            try:
+                with typed_shortages("parsing a request"):
+                    return await trio.to_thread.run_sync(thread.watch.run, work, limiter=NO_LIMIT)
+            finally:
+                trio.lowlevel.remove_instrument(thread.watch)
     finally:
-        if not turn.borrowed_tokens and turns.get(client) is turn:
-            del turns[client]  # a client that left shall not be remembered for ever
+        if not turn.borrowed_tokens and thread.turns.get(client) is turn:
+            del thread.turns[client]  # a client that left shall not be remembered for ever
