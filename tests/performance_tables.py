@@ -7,6 +7,7 @@ different ones cannot be taken for each other. What a line does not hold is show
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -582,6 +583,31 @@ def quantized_files() -> list[str]:
     return table((*head, "same likeliest token"), rows, used)
 
 
+def beside_llama_cpp() -> list[str]:
+    """Return speed on a GGUF file beside llama.cpp: the latest run of each case on each machine."""
+    case = ("model", "weights", "dtype", "quantization", "workload")
+    lines = lines_of("gguf_file")
+    # A run has the two sides of a workload behind each other.
+    theirs = {id(ours): other for ours, other in itertools.pairwise(lines) if ours["engine"] == "triolet"}
+    used = latest((line for line in lines if id(line) in theirs), *case)
+    used.sort(key=lambda line: [str(line[field]) for field in ("cpu", *case)])
+    rows = [
+        (
+            *_source(line),
+            f"{line['model']}, {line['weights'].upper()}",
+            _weights(line),
+            line["workload"],
+            _number(line["tokens_per_s"]),
+            _number(theirs[id(line)]["tokens_per_s"]),
+            _number(line["tokens_per_s_ratio"], 2),
+            f"{_number(line['ttft_ms'])} / {_number(theirs[id(line)]['ttft_ms'])}",
+        )
+        for line in used
+    ]
+    head = ("file", "activations", "workload", "triolet, tokens/s", "llama.cpp", "times", "first token, ms")
+    return table(head, rows, used)
+
+
 TABLES: dict[str, Callable[[], list[str]]] = {
     "beside_transformers": beside_transformers,
     "quantized_throughput": quantized_throughput,
@@ -602,4 +628,5 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "routers": routers,
     "speculation": speculation,
     "quantized_files": quantized_files,
+    "beside_llama_cpp": beside_llama_cpp,
 }
