@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Run tests as on 64-bit Arm, in an emulator, on an x86-64 Debian or Ubuntu: `tools/test_arm64.sh tests/kernels/test_cpu_*.py`.
 # The arguments are pytest's. Needs the packages qemu-user and g++-aarch64-linux-gnu, the developers' environment in .venv, and, at
-# the first run, package indexes: it puts a Python for Arm and the environment's packages into build/arm64 (2 GB). All takes 20 times
-# as long as on the machine itself.
+# the first run, package indexes: it puts a Python for Arm and the environment's packages into build/arm64 (2 GB). A test takes some
+# 20 times as long as on a machine of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,10 +38,11 @@ install_packages() {
     for platform in manylinux_2_34 manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014; do
         wheels+=(--platform "${platform}_aarch64")
     done
-    # Versions are those of the developers' environment, but of what Arm has no wheel for.
-    { echo $TORCH; .venv/bin/pip list --format freeze | grep -viE '^(torch|triton|triolet|nvidia)'; } | while read -r package; do
-        PIP_CONSTRAINT=/dev/null .venv/bin/pip install "${wheels[@]}" "$package" 2> /dev/null || echo "left out: $package"
-    done
+    # Versions are those of the developers' environment, but torch's.
+    local packages
+    packages=$(.venv/bin/pip list --format freeze | grep -viE '^(torch|triton|triolet|nvidia)')
+    # shellcheck disable=SC2086 # a word each
+    PIP_CONSTRAINT=/dev/null .venv/bin/pip install "${wheels[@]}" $TORCH $packages
 }
 
 [[ -e $FOLDER/root/proc/cpuinfo ]] || install_python
