@@ -127,7 +127,7 @@ def _is_list_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
 
 
-_LEAVES = (str, int, float, NoneType)
+_LEAVES = (str, int, float, NoneType)  # values that hold no others
 
 
 def _check_nesting(value: object, field: str) -> None:

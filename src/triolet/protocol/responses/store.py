@@ -98,13 +98,13 @@ class StoredResponse:
 
     @property
     def response(self) -> dict[str, Any]:
-        """The response object."""
+        """Return the response object."""
         response: dict[str, Any] = self._unpacked()["response"]
         return response
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The whole chat."""
+        """Return the whole chat, as `of` takes it."""
         return tuple(self._unpacked()["messages"])
 
     def _unpacked(self) -> dict[str, Any]:

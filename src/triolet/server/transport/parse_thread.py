@@ -13,7 +13,6 @@ each client, however many connections each has.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -71,8 +70,6 @@ class ParseThread:
     watch: LoopWatch = attrs.field(factory=LoopWatch)
 
 
-NO_LIMIT: Final = trio.CapacityLimiter(math.inf)  # of Trio's; there is one thread by `is_free`
-
 _of_this_loop = trio.lowlevel.RunVar[ParseThread]("parse thread")
 
 
@@ -92,12 +89,13 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
     turn = thread.turns.setdefault(client, trio.CapacityLimiter(1))
     try:
         async with turn, thread.is_free:
-            trio.lowlevel.add_instrument(
-                thread.watch
-            )  # for that long only: it costs every pass of the loop a microsecond
+            # For that long only: it costs every pass of the loop a microsecond.
+            trio.lowlevel.add_instrument(thread.watch)
             try:
                 with typed_shortages("parsing a request"):
-                    return await trio.to_thread.run_sync(thread.watch.run, work, limiter=NO_LIMIT)
+                    # Not one of Trio's places for threads, which others may have taken: `is_free` is the limit.
+                    own_place = trio.CapacityLimiter(1)
+                    return await trio.to_thread.run_sync(thread.watch.run, work, limiter=own_place)
             finally:
                 trio.lowlevel.remove_instrument(thread.watch)
     finally:
