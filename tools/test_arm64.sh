@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Run tests as on 64-bit Arm, in an emulator, on an x86-64 Debian or Ubuntu: `tools/test_arm64.sh tests/kernels/test_cpu_*.py`.
 # The arguments are pytest's. Needs the packages qemu-user and g++-aarch64-linux-gnu, the developers' environment in .venv, and, at
-# the first run, package indexes: it puts a Python for Arm and the environment's packages into build/arm64 (2 GB). A test takes some
-# 20 times as long as on a machine of its own.
+# the first run, package indexes: it puts a Python for Arm and the environment's packages into build/arm64 (2 GB). Tests take
+# many times as long as on the machine itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,4 +1,4 @@
-"""The thread that parses long inputs: clients take turns."""
+"""The thread that parses long inputs: clients take turns, and it gives way to the event loop."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in 
 BYTES_PER_CHARACTER = 2  # between 1 (Latin) and 4 (emoji)
 BYTES_PER_LOGPROB = 512  # of a token with its text, bytes and log-probability
 BYTES_PER_TOOL = 512  # of the copy of a tool in one response object; its schema is shared
-# Estimated memory up to which a response is kept as JSON: packing it takes the event loop less than 0.1 ms. A longer
+# Estimated memory up to which a response is kept as JSON: packing it takes the event loop some 0.1 ms. A longer
 # one is a few long texts, for the most part, which are blocks of their own.
 MAX_PACKED_BYTES: Final = 2**15
 

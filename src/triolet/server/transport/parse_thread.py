@@ -26,7 +26,7 @@ from triolet.protocol.json import between_windows
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 SHARE: Final = 0.1  # of the time, while the event loop has work
-PIECE_S: Final = 0.0002  # it works at least that long at a time: giving way takes some 20 microseconds
+PIECE_S: Final = 0.0002  # of work at least, before it gives way
 MAX_WAIT_S: Final = 0.01  # after a piece that was long
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class LoopWatch(trio.abc.Instrument):
-    """What the parse thread knows of the event loop: whether it waits for input and deadlines, with nothing to do."""
+    """Tells the parse thread whether the event loop waits for input, and lets the thread give way to it."""
 
     _loop_waits: threading.Event = attrs.field(factory=threading.Event, init=False)
     _since_s: float = attrs.field(default=0.0, init=False)  # of the thread's piece of work
@@ -89,7 +89,7 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
     turn = thread.turns.setdefault(client, trio.CapacityLimiter(1))
     try:
         async with turn, thread.is_free:
-            # For that long only: it costs every pass of the loop a microsecond.
+            # For that long only: it costs every pass of the loop two microseconds.
             trio.lowlevel.add_instrument(thread.watch)
             try:
                 with typed_shortages("parsing a request"):
