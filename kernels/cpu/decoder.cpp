@@ -155,7 +155,7 @@ struct Workspace {
     const size_t places = static_cast<size_t>(step.num_tokens) * used;
     const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
     const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
-    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + 4 * scales) +
+    float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + Int8Rows::PARTS * scales) +
                                 num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + routed + 22 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
@@ -168,11 +168,10 @@ struct Workspace {
     queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
     attention_output = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
-    int8_rows.numbers = reinterpret_cast<uint8_t*>(take(std::max(rows * widest, 2 * num_estimated * model.hidden)));
-    int8_rows.scales = take(std::max(rows * scales, 2 * num_estimated) * sizeof(float));
+    float* int8_numbers = take(std::max(rows * widest, 2 * num_estimated * model.hidden));
+    float* int8_scales = take(std::max(Int8Rows::PARTS * rows * scales, 2 * num_estimated) * sizeof(float));
+    int8_rows = Int8Rows::in(int8_scales, rows * scales, reinterpret_cast<uint8_t*>(int8_numbers));
     lengths = take(num_estimated * sizeof(float));
-    int8_rows.zero_point_offsets = reinterpret_cast<int32_t*>(take(2 * rows * scales * sizeof(int32_t)));
-    int8_rows.group_sums = take(rows * scales * sizeof(float));
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
     shrunk = take(rows * shrunk_width * sizeof(float));
@@ -359,9 +358,9 @@ class Worker {
     }
     static thread_local Scratch scratch;
     const size_t scales = num_rows * Int8Rows::num_scales(linear.num_in);
-    float* own = scratch.floats(4 * scales + num_rows * ((width + 3) / 4));
-    const Int8Rows rows{reinterpret_cast<uint8_t*>(own + 4 * scales), own, reinterpret_cast<int32_t*>(own + 2 * scales),
-                        own + scales};
+    float* own = scratch.floats(Int8Rows::PARTS * scales + num_rows * ((width + 3) / 4));
+    uint8_t* numbers = reinterpret_cast<uint8_t*>(own + Int8Rows::PARTS * scales);
+    const Int8Rows rows = Int8Rows::in(own, scales, numbers);
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
   }

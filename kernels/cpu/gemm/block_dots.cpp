@@ -13,8 +13,7 @@ INLINE Words load_words(const uint8_t* from) { return *reinterpret_cast<const Wo
 // The sum of a row's numbers of a group, or (PARTS = 2) of half `part` of one; sums: as in Int8Rows.
 template <int PARTS>
 INLINE int32_t sum_of_part(const int32_t* sums, int part) {
-  auto of_half = [&](int half) { return static_cast<int16_t>(sums[half]) + (sums[half] >> 16); };
-  return PARTS == 1 ? of_half(0) + of_half(1) : of_half(part);
+  return PARTS == 1 ? sum_of(sums[0]) + sum_of(sums[1]) : sum_of(sums[part]);
 }
 
 #if defined(__AVX512F__)
@@ -67,10 +66,11 @@ class ByteSums {
     const Pairs halves = reinterpret_cast<Pairs>(Ints{} + pairs[0]) + reinterpret_cast<Pairs>(Ints{} + pairs[1]);
     return dot_int16(reinterpret_cast<Int16s>(halves), Int16s{} + static_cast<int16_t>(factor));
   }
-  MEMBER Ints total() const { return scaled(Ints{} + 0x10001); }
-  // Return the total times the scales, which are in both halves of their lanes.
-  MEMBER Ints scaled(Ints scales) const {
-    return dot_int16(reinterpret_cast<Int16s>(sums_), reinterpret_cast<Int16s>(scales));
+  MEMBER Ints total() const { return dot_int16(reinterpret_cast<Int16s>(sums_), Int16s{} + 1); }
+  // Return the total times the scales and `eighths` of Int8Rows; all are in both halves of their lanes.
+  MEMBER Ints scaled(Ints scales, Ints eighths) const {
+    return dot_int16(reinterpret_cast<Int16s>(sums_),
+                     reinterpret_cast<Int16s>(scales) * reinterpret_cast<Int16s>(eighths));
   }
 
  private:
@@ -150,7 +150,8 @@ INLINE Words six_bits_of(const uint8_t* words, int word) {
 //   word: four weights of each; those of 8 bits are signed;
 //   scales: integers in both halves of the lanes; of the first or second half of the group;
 //   zeros: zero points, of ZEROS;
-//   factor: of all that; minimum: what is subtracted, for each unit of the row's sum.
+//   factor: of all that; minimum: what is subtracted, for each unit of the row's sum;
+//   minima: integers of two groups, in the halves of the lanes, and minimum_factor, of MINIMA.
 
 template <int TYPE_BITS>
 struct PlainDots {  // Q4_0, Q5_0, Q8_0
@@ -216,6 +217,13 @@ struct KDots {  // Q4_K, Q5_K
   MEMBER Floats minimum(const uint8_t* block, int group, int at) const {
     return load_halves(block + 2 * (TILE_COLUMNS + at)) *
            to_floats(load_unsigned(block + (12 + group) * TILE_COLUMNS + at));
+  }
+  MEMBER Ints minima(const uint8_t* block, int pair, int at) const {
+    const uint8_t* two = block + (12 + 2 * pair) * TILE_COLUMNS + at;
+    return load_unsigned(two) | load_unsigned(two + TILE_COLUMNS) << 16;
+  }
+  MEMBER Floats minimum_factor(const uint8_t* block, int at) const {
+    return load_halves(block + 2 * (TILE_COLUMNS + at));
   }
 };
 
@@ -315,8 +323,80 @@ INLINE void fetch_ahead(const Format& format, const uint8_t* block, int group) {
 
 // ------------------------------------------------------------------------------------ int8 activations
 
+// Add `count` words from `first` on of group `group` of the blocks to the sums of ROWS rows; `numbers`: the group's in
+// the first row. blocks[v]: the panel's block of vector v of columns, and at[v] its first column.
+template <int ROWS, int VECTORS, class Format, class Sums>
+INLINE void add_words(const Format& format, const uint8_t* const* blocks, const int* at, int group, int first,
+                      int count, const uint8_t* numbers, int num_in, Sums (&sums)[ROWS][VECTORS]) {
+#pragma GCC unroll 8
+  for (int word = first; word < first + count; ++word) {
+    Words weights[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i) {
+      const Words four = Words{} + load_word(numbers + static_cast<ptrdiff_t>(i) * num_in + 4 * word);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) sums[i][v].add(weights[v], four);
+    }
+  }
+}
+
+// Add the blocks, whose first group is `place` in the rows, to the sums of ROWS rows from `row` on. fetch(group):
+// prefetch.
+template <int ROWS, int VECTORS, class Format, class Fetch>
+INLINE void add_block(const Format& format, const uint8_t* const* blocks, const int* at, const Int8Rows& x, int row,
+                      int num_in, int place, Fetch fetch, Floats (&total)[ROWS][VECTORS]) {
+  using Sums = ByteSums<Format::BITS>;
+  constexpr int STEP = std::min(Sums::MAX_WORDS, Format::HALVES ? WORDS / 2 : WORDS);
+  const ptrdiff_t groups = num_in / GROUP, first = row * groups + place;
+  Ints whole[ROWS][VECTORS] = {};
+  for (int group = 0; group < GROUPS_OF_BLOCK; ++group) {
+    fetch(group);
+    const ptrdiff_t at_group = first + group;
+#pragma GCC unroll 8
+    for (int word = 0; word < WORDS; word += STEP) {
+      Sums sums[ROWS][VECTORS];
+      add_words(format, blocks, at, group, word, STEP, x.numbers + at_group * GROUP, num_in, sums);
+      if constexpr (Sums::WRAPS)
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 8
+          for (int v = 0; v < VECTORS; ++v)
+            sums[i][v].subtract_32_of(Ints{} + x.zero_point_offsets[2 * (at_group + i * groups) + word / STEP]);
+      Ints scales[VECTORS];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) scales[v] = format.scales(blocks[v], group, at[v], word * 2 / WORDS);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v)
+          whole[i][v] += sums[i][v].scaled(scales[v], Ints{} + x.eighths[at_group + i * groups]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i) {
+    const ptrdiff_t at_row = first + i * groups;
+    Ints least[VECTORS] = {};
+    if constexpr (Format::MINIMA)
+#pragma GCC unroll 4
+      for (int pair = 0; pair < GROUPS_OF_BLOCK / 2; ++pair) {
+        const Ints two = Ints{} + static_cast<int32_t>(load_word(x.eighth_sums + at_row + 2 * pair));
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v)
+          least[v] += dot_int16(reinterpret_cast<Int16s>(format.minima(blocks[v], pair, at[v])),
+                                reinterpret_cast<Int16s>(two));
+      }
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) {
+      Floats sum = to_floats(whole[i][v]) * format.factor(blocks[v], 0, at[v]);
+      if constexpr (Format::MINIMA) sum -= to_floats(least[v]) * format.minimum_factor(blocks[v], at[v]);
+      total[i][v] += sum * x.eighth_scales[at_row / GROUPS_OF_BLOCK];
+    }
+  }
+}
+
 // Add group `group` of the blocks to the sums of ROWS rows from `row` on; `place` is the group's index in the rows.
-// blocks[v]: the panel's block of vector v of columns, and at[v] its first column.
 template <int ROWS, int VECTORS, class Format>
 INLINE void add_group(const Format& format, const uint8_t* const* blocks, const int* at, int group, const Int8Rows& x,
                       int row, int num_in, int place, Floats (&total)[ROWS][VECTORS]) {
@@ -326,20 +406,6 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
   const uint8_t* numbers = x.numbers + static_cast<ptrdiff_t>(row) * num_in + place * GROUP;
   const float* scales = x.scales + static_cast<ptrdiff_t>(row) * groups + place;
   const int32_t* pairs = x.zero_point_offsets + 2 * (static_cast<ptrdiff_t>(row) * groups + place);
-  auto add_words = [&](int first, Sums (&sums)[ROWS][VECTORS]) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int word = first; word < first + STEP; ++word) {
-      Words weights[VECTORS];
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) {
-        const Words four = Words{} + load_word(numbers + static_cast<ptrdiff_t>(i) * num_in + 4 * word);
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) sums[i][v].add(weights[v], four);
-      }
-    }
-  };
   auto put_total = [&](int i, int v, Ints whole, Floats scale) __attribute__((always_inline)) {
     if constexpr (Format::ZEROS)
       whole -= format.zeros(blocks[v], group, at[v]) * sum_of_part<1>(pairs + 2 * i * groups, 0);
@@ -350,28 +416,19 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
 #pragma GCC unroll 8
     for (int word = 0; word < WORDS; word += STEP) {
       Sums sums[ROWS][VECTORS];
-      add_words(word, sums);
-      if constexpr (Sums::WRAPS)
+      add_words(format, blocks, at, group, word, STEP, numbers, num_in, sums);
 #pragma GCC unroll 8
-        for (int i = 0; i < ROWS; ++i)
+      for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
-          for (int v = 0; v < VECTORS; ++v) sums[i][v].subtract_32_of(Ints{} + pairs[2 * i * groups + word / STEP]);
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) {
-        Ints scale = {};
-        if constexpr (Format::SCALED) scale = format.scales(blocks[v], group, at[v], word * 2 / WORDS);
-#pragma GCC unroll 8
-        for (int i = 0; i < ROWS; ++i) {
-          const Ints part = Format::SCALED ? sums[i][v].scaled(scale) : sums[i][v].total();
+        for (int v = 0; v < VECTORS; ++v) {
+          const Ints part = sums[i][v].total();
           whole[i][v] = word ? whole[i][v] + part : part;
         }
-      }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i) {
       Ints zero = {};
-      if constexpr (!Format::ZEROS && !Format::MINIMA && !Sums::WRAPS && Format::BITS < 8)
-        zero = Sums::times(format.zero(), pairs + 2 * i * groups);
+      if constexpr (!Format::ZEROS && Format::BITS < 8) zero = Sums::times(format.zero(), pairs + 2 * i * groups);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
         put_total(i, v, whole[i][v] - zero, format.factor(blocks[v], group, at[v]));
@@ -387,29 +444,29 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
 #pragma GCC unroll 8
           for (int v = 0; v < VECTORS; ++v) sums[i][v].subtract(zero);
         }
-      add_words(part * STEP, sums);
+      add_words(format, blocks, at, group, part * STEP, STEP, numbers, num_in, sums);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v)
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; ++i)
           put_total(i, v, sums[i][v].total(), format.scale(blocks[v], group, at[v], part));
     }
+    if constexpr (Format::MINIMA)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) {
+        const Floats minimum = format.minimum(blocks[v], group, at[v]);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; ++i)
+          total[i][v] -= minimum * x.group_sums[static_cast<ptrdiff_t>(row + i) * groups + place];
+      }
   }
-  if constexpr (Format::MINIMA)
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) {
-      const Floats minimum = format.minimum(blocks[v], group, at[v]);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i)
-        total[i][v] -= minimum * x.group_sums[static_cast<ptrdiff_t>(row + i) * groups + place];
-    }
 }
 
 // A part of a panel, for several rows: all that add_group asks a format for, in the L1 cache.
 template <int TYPE_BITS, bool IN_HALVES, bool HAS_SCALES, bool HAS_MINIMA, bool HAS_ZEROS>
 class alignas(64) Int8Tile {
  public:
-  static constexpr int BITS = TYPE_BITS, GROUPS = 4;
+  static constexpr int BITS = TYPE_BITS, GROUPS = HAS_SCALES ? GROUPS_OF_BLOCK : 4;  // with scales, a block
   static constexpr bool HALVES = IN_HALVES, SCALED = HAS_SCALES, MINIMA = HAS_MINIMA, ZEROS = HAS_ZEROS;
 
   // Unpack group `group` of a panel's block to place `to`.
@@ -428,7 +485,10 @@ class alignas(64) Int8Tile {
           put(scales_[to][half] + at, format.scales(block, group, at, half));
       if constexpr (IN_PAIRS) store(factors_[to][0] + at, format.factor(block, group, at));
       if constexpr (ZEROS) put(zeros_[to] + at, format.zeros(block, group, at));
-      if constexpr (MINIMA) store(minima_[to] + at, format.minimum(block, group, at));
+      if constexpr (MINIMA && !HAS_SCALES) store(minima_[to] + at, format.minimum(block, group, at));
+      if constexpr (MINIMA && HAS_SCALES)
+        if (group % 2 == 0) put(pairs_of_minima_[to / 2] + at, format.minima(block, group / 2, at));
+      if constexpr (MINIMA && HAS_SCALES) store(minima_[0] + at, format.minimum_factor(block, at));
     }
   }
   int zero() const { return zero_; }
@@ -444,6 +504,10 @@ class alignas(64) Int8Tile {
   MEMBER Floats factor(const uint8_t*, int group, int at) const { return load(factors_[group][0] + at); }
   MEMBER Floats scale(const uint8_t*, int group, int at, int half) const { return load(factors_[group][half] + at); }
   MEMBER Floats minimum(const uint8_t*, int group, int at) const { return load(minima_[group] + at); }
+  MEMBER Ints minima(const uint8_t*, int pair, int at) const {
+    return *reinterpret_cast<const Ints*>(pairs_of_minima_[pair] + at);
+  }
+  MEMBER Floats minimum_factor(const uint8_t*, int at) const { return load(minima_[0] + at); }
 
  private:
   static constexpr bool IN_PAIRS = ByteSums<BITS>::IN_PAIRS;
@@ -453,6 +517,7 @@ class alignas(64) Int8Tile {
   uint32_t words_[GROUPS][WORDS][TILE_COLUMNS];
   int32_t scales_[GROUPS][2][TILE_COLUMNS], zeros_[GROUPS][TILE_COLUMNS];
   float factors_[GROUPS][2][TILE_COLUMNS], minima_[GROUPS][TILE_COLUMNS];
+  int32_t pairs_of_minima_[GROUPS / 2][TILE_COLUMNS];
   int zero_;
 };
 
@@ -603,6 +668,13 @@ struct InPanel : Format {
   }
 };
 
+// Return whether products of a block of 256 inputs are integers up to the end.
+template <class Format, class Rows>
+constexpr bool sums_blocks() {
+  if constexpr (std::is_same_v<Rows, Int8Rows>) return Format::SCALED && ByteSums<Format::BITS>::IN_PAIRS;
+  return false;
+}
+
 // total = ROWS rows times vectors of columns of panels as they are; `fetches`: prefetch them.
 template <int ROWS, int VECTORS, class Format, class Rows>
 INLINE void dot_panels(const Format& format, const uint8_t* const* panels, const int* at, const Rows& x, int row,
@@ -611,11 +683,17 @@ INLINE void dot_panels(const Format& format, const uint8_t* const* panels, const
   const int per_block = format.inputs() / GROUP;
   const uint8_t* blocks[VECTORS];
   std::copy(panels, panels + VECTORS, blocks);
+  auto fetch = [&](int group) __attribute__((always_inline)) {
+    for (int v = 0; fetches && v < VECTORS; v += TILE_VECTORS) fetch_ahead(format, blocks[v], group);
+  };
   for (int place = 0; place < num_in / GROUP; place += per_block) {
-    for (int group = 0; group < per_block; ++group) {
-      for (int v = 0; fetches && v < VECTORS; v += TILE_VECTORS) fetch_ahead(format, blocks[v], group);
-      add_group(in_panel, blocks, at, group, x, row, num_in, place + group, total);
-    }
+    if constexpr (sums_blocks<Format, Rows>())
+      add_block(in_panel, blocks, at, x, row, num_in, place, fetch, total);
+    else
+      for (int group = 0; group < per_block; ++group) {
+        fetch(group);
+        add_group(in_panel, blocks, at, group, x, row, num_in, place + group, total);
+      }
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) blocks[v] += format.panel_bytes();
   }
@@ -662,7 +740,9 @@ __attribute__((noinline)) void dot_few(const Format& format, const uint8_t* pane
 template <class Tile, class Rows>
 __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row, int num_in, int rows, int place,
                                         int count, float* sums) {
-  in_groups(rows, [&](auto size, int first) {
+  // Two kinds of sums of each row, of a group and of a block, fit into 16 registers for half as many rows.
+  constexpr int MOST = sums_blocks<Tile, Rows>() && REGISTERS == 16 ? TILE_ROWS / 2 : TILE_ROWS;
+  in_groups<MOST>(rows, [&](auto size, int first) {
     constexpr int ROWS = size.value;
     const uint8_t* const none[PAIR] = {};
     for (int from = 0; from < TILE_VECTORS; from += PAIR) {
@@ -674,8 +754,11 @@ __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row
         for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 2
           for (int v = 0; v < PAIR; ++v) total[i][v] = load(mine + i * TILE_COLUMNS + v * LANES);
-      for (int group = 0; group < count; ++group)
-        add_group(tile, none, at, group, x, row + first, num_in, place + group, total);
+      if constexpr (sums_blocks<Tile, Rows>())
+        add_block(tile, none, at, x, row + first, num_in, place, [](int) __attribute__((always_inline)) {}, total);
+      else
+        for (int group = 0; group < count; ++group)
+          add_group(tile, none, at, group, x, row + first, num_in, place + group, total);
 #pragma GCC unroll 8
       for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 2

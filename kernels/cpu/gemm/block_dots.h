@@ -2,8 +2,9 @@
 // to int8 with a scale for every GROUP inputs, or with bfloat16 activations where an instruction takes pairs of them.
 // Their products replace the float32 products of gemm/blocks.h.
 //
-// With int8, sums of a group are exact in integers, with zero points. With bfloat16, integers of up to 8 bits are exact,
-// products with them are, too, and their sums are float32. A group's sum is multiplied by its scale once. Groups are
+// With int8, sums of a group are exact in integers, with zero points; where the format has integer scales and AVX2 sums
+// pairs, those of 256 inputs are. With bfloat16, integers of up to 8 bits are exact,
+// products with them are, too, and their sums are float32. A sum is multiplied by its scale once. Sums are
 // added in float32 in order, so that a row's result does not depend on the other rows. Weights are not rounded a second
 // time.
 //

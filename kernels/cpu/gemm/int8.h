@@ -9,8 +9,13 @@
 
 #include "gemm/linear.h"
 
+constexpr int GROUPS_OF_BLOCK = 256 / GROUP;  // of GGUF's K formats
+
 // Quantised activations. For int8 weights: with ZERO_POINT added, a scale per row. For int4 weights and blocks: signed, a
 // scale per group of a row.
+//
+// For blocks, if there are whole 256 inputs, the scales of 8 groups are eighths of their largest one, as GGUF's K formats
+// have integer scales for groups and one that is not for all 256. So products with them are integers up to the end.
 struct Int8Rows {
   uint8_t* numbers;  // [rows, num_in]
   float* scales;     // [rows], or [rows, num_in / GROUP]
@@ -18,23 +23,49 @@ struct Int8Rows {
   // [rows, num_in / GROUP, 2]: the sums of the first two and of the last two of every four numbers, as two int16, of
   // each half of a group.
   int32_t* zero_point_offsets;
-  float* group_sums;  // [rows, num_in / GROUP]: of what the numbers of a group stand for; for blocks only
+  // For blocks only:
+  float* group_sums;     // [rows, num_in / GROUP]: of what the numbers of a group stand for
+  int32_t* eighths;      // [rows, num_in / GROUP]: a group's scale, from 1 to 8, as int16 in both halves
+  float* eighth_scales;  // [rows, num_in / GROUP / GROUPS_OF_BLOCK]: an eighth of the largest scale of a block
+  int16_t* eighth_sums;  // [rows, num_in / GROUP]: the sum of a group's numbers times its eighths
 
+  static constexpr int PARTS = 7;  // see `in`
   static bool has_one_scale(const Linear& linear) { return linear.bits == 8 && !linear.panels; }
-  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum; offsets: twice as many
+  static size_t num_scales(int num_in) { return num_in / GROUP + 1; }  // per row, maximum
+
+  // Return rows with all but their numbers in PARTS * `num_scales` floats of memory.
+  static Int8Rows in(float* memory, size_t num_scales, uint8_t* numbers) {
+    auto part = [&](auto* of_type, int index) {
+      return reinterpret_cast<decltype(of_type)>(memory + index * num_scales);
+    };
+    Int8Rows rows{};
+    rows.numbers = numbers, rows.scales = memory;
+    rows.zero_point_offsets = part(rows.zero_point_offsets, 1);  // two parts
+    rows.group_sums = part(rows.group_sums, 3);
+    rows.eighths = part(rows.eighths, 4);
+    rows.eighth_scales = part(rows.eighth_scales, 5);
+    rows.eighth_sums = part(rows.eighth_sums, 6);
+    return rows;
+  }
 
   // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
-    const ptrdiff_t groups = linear.num_in / GROUP;
+    const ptrdiff_t groups = linear.num_in / GROUP, first = row * groups;
     return {numbers + row * linear.num_in, scales + row * (has_one_scale(linear) ? 1 : groups),
-            zero_point_offsets + row * groups * (linear.panels ? 2 : 1), group_sums + row * groups};
+            zero_point_offsets + first * (linear.panels ? 2 : 1), group_sums + first, eighths + first,
+            eighth_scales + first / GROUPS_OF_BLOCK, eighth_sums + first};
   }
 };
 
-// Quantise `count` numbers to bytes with `zero_point` added; return their scale, or NaN if a number is not finite.
+struct Magnitude {
+  float largest;
+  float rest;  // NaN if a number is not finite, else 0: the row's results must be NaN then, too
+};
+
+// Return the largest magnitude of `count` numbers.
 template <class T>
-INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
-  Floats most = {}, odd = {};  // odd: NaN if a number is not finite, else 0
+INLINE Magnitude magnitude_of(const T* from, int count) {
+  Floats most = {}, odd = {};
   int i = 0;
   for (; i + LANES <= count; i += LANES) {
     const Floats x = load(from + i);
@@ -46,9 +77,15 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
     size = std::max(size, std::fabs(widen(from[i])));
     rest += widen(from[i]) - widen(from[i]);
   }
-  const float factor = size > 0.0f ? 127.0f / size : 0.0f;
+  return {size, rest};
+}
+
+// Round `count` numbers times `factor` to bytes with `zero_point` added.
+template <class T>
+INLINE void round_to_bytes(const T* from, int count, float factor, int zero_point, uint8_t* to) {
+  int i = 0;
   const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: added to a small number, it rounds it to an integer
-  for (i = 0; i + LANES <= count; i += LANES) {
+  for (; i + LANES <= count; i += LANES) {
     const Ints whole =
         reinterpret_cast<Ints>(load(from + i) * factor + magic) - reinterpret_cast<Ints>(magic) + zero_point;
 #if defined(__AVX512F__)
@@ -70,10 +107,20 @@ INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
   }
   for (; i < count; ++i)
     to[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(widen(from[i]) * factor)) + zero_point);
-  return size / 127.0f + rest;  // rest is NaN if a number is not finite: the row's results must be NaN, too
 }
 
-// Of half a group of signed bytes, add the first two of every four, and the last two, as two int16.
+// Return the factor that makes `largest` 127.
+INLINE float inverse_scale(float largest) { return largest > 0.0f ? 127.0f / largest : 0.0f; }
+
+// Quantise `count` numbers to bytes with `zero_point` added; return their scale, or NaN if a number is not finite.
+template <class T>
+INLINE float quantise(const T* from, int count, int zero_point, uint8_t* to) {
+  const Magnitude size = magnitude_of(from, count);
+  round_to_bytes(from, count, inverse_scale(size.largest), zero_point, to);
+  return size.largest / 127.0f + size.rest;
+}
+
+// Add the first two of every four signed bytes of half a group, and the last two; return both, as two int16.
 INLINE int32_t sum_pairs(const uint8_t* from) {
 #if defined(__AVX2__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -91,28 +138,74 @@ INLINE int32_t sum_pairs(const uint8_t* from) {
 #endif
 }
 
+// Return the sum of what `sum_pairs` returns.
+INLINE int32_t sum_of(int32_t pairs) { return static_cast<int16_t>(pairs) + (pairs >> 16); }
+
+// Quantise group `place` of all rows to signed bytes, for int4 weights.
+template <class T>
+INLINE void quantise_group(const T* from, ptrdiff_t place, const Int8Rows& to) {
+  uint8_t* numbers = to.numbers + place * GROUP;
+  to.scales[place] = quantise(from, GROUP, 0, numbers);
+  to.zero_point_offsets[place] = -8 * (sum_of(sum_pairs(numbers)) + sum_of(sum_pairs(numbers + GROUP / 2)));
+}
+
+// The same for blocks, times `factor`; `scale` is then that of the group, and `eighths` its share of a larger one.
+template <class T>
+INLINE void quantise_group(const T* from, ptrdiff_t place, float factor, float scale, int eighths, const Int8Rows& to) {
+  uint8_t* numbers = to.numbers + place * GROUP;
+  round_to_bytes(from, GROUP, factor, 0, numbers);
+  int32_t sum = 0;
+  for (int half = 0; half < 2; ++half) {
+    const int32_t pairs = sum_pairs(numbers + half * GROUP / 2);
+    sum += sum_of(pairs);
+    to.zero_point_offsets[2 * place + half] = pairs;
+  }
+  to.scales[place] = scale;
+  to.group_sums[place] = scale * static_cast<float>(sum);
+  to.eighths[place] = eighths * 0x10001;
+  to.eighth_sums[place] = static_cast<int16_t>(eighths * sum);  // at most 8 * 32 * 127
+}
+
+// Quantise 256 numbers from group `place` on with scales in two levels.
+template <class T>
+INLINE void quantise_block(const T* from, ptrdiff_t place, const Int8Rows& to) {
+  Magnitude sizes[GROUPS_OF_BLOCK], whole{};
+  for (int group = 0; group < GROUPS_OF_BLOCK; ++group) {
+    sizes[group] = magnitude_of(from + group * GROUP, GROUP);
+    whole = {std::max(whole.largest, sizes[group].largest), whole.rest + sizes[group].rest};
+  }
+  const float eighth = whole.largest / (8 * 127.0f) + whole.rest, to_127 = inverse_scale(whole.largest);
+  to.eighth_scales[place / GROUPS_OF_BLOCK] = eighth;
+  for (int group = 0; group < GROUPS_OF_BLOCK; ++group) {
+    static constexpr float EIGHT_BY[] = {0.0f, 8.0f, 4.0f, 8 / 3.0f, 2.0f, 8 / 5.0f, 8 / 6.0f, 8 / 7.0f, 1.0f};
+    // Rounded up, so that no number is beyond 127; 1 also for numbers that are not finite.
+    const float share = std::ceil(sizes[group].largest * to_127 * (8 / 127.0f));
+    const int eighths = share > 1.0f ? static_cast<int>(std::min(share, 8.0f)) : 1;
+    const float scale = eighth * static_cast<float>(eighths);
+    quantise_group(from + group * GROUP, place + group, to_127 * EIGHT_BY[eighths], scale, eighths, to);
+  }
+}
+
 // Quantise row `row` in the format for the layer's weights.
 template <class T>
 INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int8Rows& to) {
   const int num_in = linear.num_in, groups = num_in / GROUP;
-  uint8_t* numbers = to.numbers + static_cast<ptrdiff_t>(row) * num_in;
   if (Int8Rows::has_one_scale(linear)) {
-    to.scales[row] = quantise(from, num_in, ZERO_POINT, numbers);
+    to.scales[row] = quantise(from, num_in, ZERO_POINT, to.numbers + static_cast<ptrdiff_t>(row) * num_in);
     return;
   }
-  for (int group = 0; group < groups; ++group) {
+  const bool in_blocks = linear.panels && groups % GROUPS_OF_BLOCK == 0;
+  for (int group = 0; group < groups; group += in_blocks ? GROUPS_OF_BLOCK : 1) {
     const ptrdiff_t place = static_cast<ptrdiff_t>(row) * groups + group;
-    to.scales[place] = quantise(from + group * GROUP, GROUP, 0, numbers + group * GROUP);
-    int32_t sum = 0;
-    for (int half = 0; half < 2; ++half) {
-      const int32_t pairs = sum_pairs(numbers + group * GROUP + half * GROUP / 2);
-      sum += static_cast<int16_t>(pairs) + (pairs >> 16);
-      if (linear.panels) to.zero_point_offsets[2 * place + half] = pairs;
+    const T* numbers = from + group * GROUP;
+    if (in_blocks) {
+      quantise_block(numbers, place, to);
+    } else if (linear.panels) {
+      const Magnitude size = magnitude_of(numbers, GROUP);
+      quantise_group(numbers, place, inverse_scale(size.largest), size.largest / 127.0f + size.rest, 8, to);
+    } else {
+      quantise_group(numbers, place, to);
     }
-    if (linear.panels)
-      to.group_sums[place] = to.scales[place] * static_cast<float>(sum);
-    else
-      to.zero_point_offsets[place] = -8 * sum;
   }
 }
 

@@ -41,20 +41,20 @@ INLINE void multiply_tile(const float* a, ptrdiff_t a_row, ptrdiff_t a_step, con
     for (int j = 0; j < VECTORS; ++j) store(c + i * c_row + j * LANES, sum[i][j]);
 }
 
-// Call `work(rows, first)` for groups of at most TILE_ROWS rows of nearly equal size; `rows` is a compile-time
-// constant.
-template <class Work>
+// Call `work(rows, first)` for groups of at most MOST rows of nearly equal size; `rows` is a compile-time constant.
+template <int MOST = TILE_ROWS, class Work>
 INLINE void in_groups(int rows, Work work) {
-  const int groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  static_assert(MOST <= TILE_ROWS);
+  const int groups = (rows + MOST - 1) / MOST;
   for (int group = 0, first = 0; group < groups; ++group) {
     const int size = rows / groups + (group < rows % groups);
     switch (size) {
       case 1: work(std::integral_constant<int, 1>{}, first); break;
       case 2: work(std::integral_constant<int, 2>{}, first); break;
       case 3: work(std::integral_constant<int, 3>{}, first); break;
-      case 4: work(std::integral_constant<int, 4>{}, first); break;
-      case 5: work(std::integral_constant<int, 5>{}, first); break;
-      case 6: work(std::integral_constant<int, 6>{}, first); break;
+      case 4: if constexpr (MOST >= 4) work(std::integral_constant<int, 4>{}, first); break;
+      case 5: if constexpr (MOST >= 5) work(std::integral_constant<int, 5>{}, first); break;
+      case 6: if constexpr (MOST >= 6) work(std::integral_constant<int, 6>{}, first); break;
     }
     first += size;
   }
