@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 6,
         "vocab_size": 32_000,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16_384,
     },
     "llama-160m": {
         "config": "LlamaConfig",
@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "vocab_size": 32_000,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16_384,
     },
     # Of llama-160m's width.
     "gemma2-160m": {
@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 64,
         "vocab_size": 32_000,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16_384,
     },
     "qwen3-0.6b": {
         "config": "Qwen3Config",
@@ -72,7 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "vocab_size": 151_936,
         "tie_word_embeddings": True,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16_384,
     },
 }
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import tempfile
 import time
 from collections.abc import Sequence
@@ -34,13 +33,13 @@ from common import MODELS, OthersAtWork, kept_model, kv_bytes_per_token, machine
 from engines import run_peer, run_triolet
 from peers.peer import Peer, add_peer_options
 from sides import Side, in_turns, peer_pids
-from workloads import MAX_TOKENS, NUM_KV_TOKENS, Job, Round, make_jobs
+from workloads import MAX_TOKENS, NUM_KV_TOKENS, PROMPTS, WORKLOADS, Job, Round, make_jobs
 
 import triolet
 from triolet.config.engine import QUANTIZATIONS
 
-PROMPTS = {"prompt-128": 128, "prompt-512": 512}
 PEER = "llama.cpp"
+DEFAULT_WORKLOADS = ("single", "batch", "prompt-128", "prompt-512")
 
 
 @attrs.frozen
@@ -64,15 +63,6 @@ def cpu_seconds(pid: int) -> float:
         return time.process_time()
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def jobs_of(workload: str, vocab_size: int, number: int) -> list[Job]:
-    """Return a round's requests."""
-    if workload not in PROMPTS:
-        return make_jobs(workload, vocab_size, number)
-    # A prompt that begins as one of another workload would be found in the cache.
-    dice = random.Random(f"{workload}, round {number}")
-    return [Job([dice.randrange(vocab_size) for _ in range(PROMPTS[workload])], 1)]
 
 
 def rate_of(workload: str, jobs: Sequence[Job], done: Round) -> float:
@@ -120,7 +110,7 @@ async def compare(
     """Run a workload on both engines, in turns."""
     others = OthersAtWork(peer_pids(found))
     timed = [Side(side.name, partial(with_cpu_time, side), side.facts, side.peer) for side in found]
-    jobs_of_round = partial(jobs_of, workload, vocab_size)
+    jobs_of_round = partial(make_jobs, workload, vocab_size)
     turns = await in_turns(timed, jobs_of_round, arguments.rounds)
     jobs = jobs_of_round(0)
     num_tokens = sum(len(job.prompt) if workload in PROMPTS else job.num_tokens for job in jobs)
@@ -153,7 +143,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["llama-160m"])
     parser.add_argument("--weights", nargs="+", default=["q4_k_m", "q8_0"])
     parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=["none"])
-    parser.add_argument("--workload", nargs="+", default=["single", "batch", *PROMPTS])
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=DEFAULT_WORKLOADS)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)

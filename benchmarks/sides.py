@@ -14,7 +14,7 @@ import trio
 from common import kv_bytes_per_token
 from engines import run_peer, run_transformers, run_triolet
 from peers.peer import GGUF, Peer
-from workloads import MAX_TOKENS, NUM_KV_TOKENS, Job, Round
+from workloads import Job, Room, Round
 
 import triolet
 
@@ -35,6 +35,7 @@ class Wanted:
         transformers: whether transformers' `generate` takes part.
         vllm: a Python that has vLLM; None leaves it out.
         llama_cpp: a Python that has llama-cpp-python; None leaves it out.
+        room: of each engine.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Wanted:
     transformers: bool = False
     vllm: str | None = None
     llama_cpp: str | None = None
+    room: Room = attrs.field(factory=Room)
 
 
 @attrs.frozen
@@ -71,7 +73,7 @@ async def open_sides(wanted: Wanted) -> AsyncIterator[list[Side]]:
             engine = await stack.enter_async_context(
                 triolet.open_engine(
                     model=str(wanted.folder),
-                    max_num_seqs=32,
+                    max_num_seqs=wanted.room.max_num_seqs,
                     runner=wanted.runner,
                     quantization=quantization,
                 )
@@ -95,9 +97,14 @@ def _transformers(folder: Path) -> Side:
 
 
 def _peers(wanted: Wanted) -> list[tuple[Peer, dict[str, Any]]]:
-    kv_cache_bytes = NUM_KV_TOKENS * kv_bytes_per_token(wanted.model, wanted.dtype)
-    common = {"model": str(wanted.folder), "dtype": wanted.dtype, "max_num_seqs": 32}
-    room = {"kv_cache_tokens": NUM_KV_TOKENS, "kv_cache_bytes": kv_cache_bytes, "max_model_len": MAX_TOKENS}
+    num_tokens = wanted.room.num_kv_tokens
+    kv_cache_bytes = num_tokens * kv_bytes_per_token(wanted.model, wanted.dtype)
+    common = {"model": str(wanted.folder), "dtype": wanted.dtype, "max_num_seqs": wanted.room.max_num_seqs}
+    room = {
+        "kv_cache_tokens": num_tokens,
+        "kv_cache_bytes": kv_cache_bytes,
+        "max_model_len": wanted.room.max_tokens,
+    }
     peers: list[tuple[Peer, dict[str, Any]]] = []
     if wanted.vllm:
         peers.append((Peer("vllm", wanted.vllm, {**common, **room}), {}))

@@ -1,11 +1,12 @@
 """Measure tokens per second of triolet and of other engines, on the same model and the same requests, in one run.
 
-    python benchmarks/throughput.py [--model llama-15m] [--workload single batch prefix] [--rounds 3]
+    python benchmarks/throughput.py [--model llama-15m] [--workload single batch prefix prompt-8192] [--rounds 3]
                                     [--vllm PYTHON] [--llama-cpp PYTHON] [--output results.jsonl]
 
 Workloads: `single` is one request, 128 tokens in, 128 out. `batch` is 32 requests at once, 32 to 256 tokens in and 32
-to 256 out. `prefix` is 32 requests that share their first 512 tokens, 32 tokens of their own, 32 out. All greedy; the
-prompts of every round are new.
+to 256 out; `batch-128` and `batch-256` have as many. `prefix` is 32 requests that share their first 512 tokens, with 32
+tokens of their own and 32 out. `prompt-N` is one prompt of N tokens and an answer of one: its total tokens per second
+are the prompt's. All greedy; the prompts of every round are new.
 
 transformers' `generate` always takes part; vLLM and llama.cpp do if a Python is given that has them installed (also by
 the environment: BENCH_VLLM, BENCH_LLAMA_CPP). Each of these is a process of its own, and is stopped while others run.
@@ -34,7 +35,7 @@ import trio
 from common import MODELS, OthersAtWork, kept_model, machine, num_parameters, report
 from peers.peer import add_peer_options
 from sides import Side, Wanted, in_turns, open_sides, peer_pids
-from workloads import SHARED, floor_tokens_per_s, make_jobs, summary
+from workloads import PROMPTS, SHARED, WORKLOADS, Room, floor_tokens_per_s, make_jobs, summary
 
 from triolet.config.engine import QUANTIZATIONS
 
@@ -52,6 +53,7 @@ async def measure(folder: Path, arguments: argparse.Namespace, tell: Tell) -> No
         transformers="transformers" not in arguments.without,
         vllm=arguments.vllm,
         llama_cpp=arguments.llama_cpp,
+        room=Room.needed_by(arguments.workload),
     )
     async with open_sides(wanted) as found:
         for workload in arguments.workload:
@@ -63,7 +65,8 @@ async def compare(
 ) -> list[dict[str, Any]]:
     """Return a line for each engine."""
     vocab_size = MODELS[arguments.model]["vocab_size"]
-    jobs = make_jobs(workload, vocab_size, 0)
+    jobs_of_round = partial(make_jobs, workload, vocab_size)
+    jobs = jobs_of_round(0)
     floor = partial(
         floor_tokens_per_s,
         jobs,
@@ -73,10 +76,12 @@ async def compare(
     )
     before = floor()
     others = OthersAtWork(peer_pids(found))
-    rounds = await in_turns(found, partial(make_jobs, workload, vocab_size), arguments.rounds)
+    rounds = await in_turns(found, jobs_of_round, arguments.rounds)
     facts = {"bench": "throughput", "model": arguments.model, "workload": workload, "dtype": arguments.dtype}
     facts["others_cpus"] = others.num_cpus()
     best = max(before, floor())  # of the machine in its better moment
+    if workload in PROMPTS:  # counted in tokens of the prompt, as the rate is
+        best *= sum(len(job.prompt) + job.num_tokens for job in jobs) / sum(job.num_tokens for job in jobs)
     return [
         {
             **facts,
@@ -95,10 +100,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    workloads = ("single", "batch", "prefix")
     parser.add_argument("--model", choices=MODELS, default="llama-15m")
     parser.add_argument("--models", type=Path, help="folder to keep made models in; by default a passing one")
-    parser.add_argument("--workload", nargs="+", choices=workloads, default=["batch"])
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["batch"])
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--runner", default="thread", help="triolet's runner")
     parser.add_argument(
@@ -120,6 +124,7 @@ def main() -> None:
         "engine",
         "quantization",
         "output_tokens_per_s",
+        "total_tokens_per_s",
         "floor",
         "others_cpus",
     )

@@ -11,8 +11,13 @@ import torch
 from common import Machine, median, percentiles
 
 SHARED = 512  # tokens that the prompts of `prefix` begin with
-MAX_TOKENS = 1024  # of the longest sequence there is room for
-NUM_KV_TOKENS = 16_384  # what every engine is given room for, all sequences together
+MAX_TOKENS = 1024  # of the longest sequence there is room for, unless a workload has longer ones
+NUM_KV_TOKENS = (
+    16_384  # what every engine is given room for, all sequences together, unless a workload needs more
+)
+PROMPTS = {"prompt-128": 128, "prompt-512": 512, "prompt-2048": 2048, "prompt-8192": 8192}
+BATCHES = {"batch": 32, "batch-128": 128, "batch-256": 256}  # requests at once
+WORKLOADS = ("single", *BATCHES, "prefix", *PROMPTS)
 
 
 @attrs.frozen
@@ -39,11 +44,33 @@ class Round:
     itl_s: list[float]
 
 
+@attrs.frozen
+class Room:
+    """What an engine is given room for.
+
+    Args:
+        max_num_seqs: sequences at once.
+        max_tokens: of the longest of them.
+        num_kv_tokens: of all of them together.
+    """
+
+    max_num_seqs: int = 32
+    max_tokens: int = MAX_TOKENS
+    num_kv_tokens: int = NUM_KV_TOKENS
+
+    @classmethod
+    def needed_by(cls, workloads: Sequence[str]) -> Room:
+        """Return the room for the most requests at once, and for the longest prompt."""
+        num_streams = max(BATCHES.get(workload, 32) for workload in workloads)
+        longest = max(MAX_TOKENS, *(2 * PROMPTS.get(workload, 0) for workload in workloads))
+        return cls(num_streams, longest, max(512 * num_streams, longest, NUM_KV_TOKENS))
+
+
 def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
     """Return the workload's requests.
 
     Args:
-        workload: single, batch or prefix.
+        workload: one of WORKLOADS.
         vocab_size: ids are below it.
         number: of the round: lengths are the same in every round, tokens are not, so that no cache knows them.
     """
@@ -55,13 +82,18 @@ def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
     match workload:
         case "single":
             return [Job(ids(128), 128)]
-        case "batch":
-            return [Job(ids(lengths.randint(32, 256)), lengths.randint(32, 256)) for _ in range(32)]
+        case _ if workload in BATCHES:
+            count = BATCHES[workload]
+            return [Job(ids(lengths.randint(32, 256)), lengths.randint(32, 256)) for _ in range(count)]
         case "prefix":
             shared = ids(SHARED)
             return [Job(shared + ids(32), 32) for _ in range(32)]
+        case _ if workload in PROMPTS:
+            # A prompt that begins as one of another workload would be found in the cache.
+            dice = random.Random(f"{workload}, round {number}")
+            return [Job(ids(PROMPTS[workload]), 1)]
         case _:
-            raise ValueError(f"workload must be single, batch or prefix; got {workload!r}")
+            raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}; got {workload!r}")
 
 
 def arriving_jobs(rate: float, count: int, vocab_size: int, number: int) -> list[Job]:

@@ -110,6 +110,11 @@ def _of(run: Run, engine: str, quantization: str | None = None) -> Line | None:
     return same[0] if same else None
 
 
+def _rate_of(line: Line) -> str:
+    """Return the name of a line's rate: that of a prompt counts its own tokens."""
+    return "total_tokens_per_s" if line["workload"].startswith("prompt-") else "output_tokens_per_s"
+
+
 def _case(line: Line) -> tuple[Any, ...]:
     return line["cpu"], line["model"], line["workload"], line["dtype"], line["quantization"]
 
@@ -127,9 +132,9 @@ def beside_transformers() -> list[str]:
             ours["model"],
             ours["workload"],
             _weights(ours),
-            _number(ours["output_tokens_per_s"]),
-            _number(theirs["output_tokens_per_s"]),
-            _number(ours["output_tokens_per_s"] / theirs["output_tokens_per_s"], 1),
+            _number(ours[_rate_of(ours)]),
+            _number(theirs[_rate_of(ours)]),
+            _number(ours[_rate_of(ours)] / theirs[_rate_of(ours)], 1),
             _number(ours["floor"]),
             f"{_number(ours['ttft_ms'])} / {_number(theirs['ttft_ms'])}",
             f"{_number(ours['itl_ms'], 1)} / {_number(theirs['itl_ms'], 1)}",
@@ -166,7 +171,7 @@ def beside_peers() -> list[str]:
             ours["model"],
             ours["workload"],
             _weights(ours),
-            *(_both(line, "output_tokens_per_s") for line in (ours, vllm, llama)),
+            *(_both(line, _rate_of(ours)) for line in (ours, vllm, llama)),
             _number(ours["floor"]),
             " / ".join(_both(line, "ttft_ms") or "–" for line in (ours, vllm, llama)),
             " / ".join(_both(line, "itl_ms", 1) or "–" for line in (ours, vllm, llama)),

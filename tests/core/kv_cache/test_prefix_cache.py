@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -254,6 +255,14 @@ def test_after_a_reset_nothing_is_found() -> None:
     assert cache.find([1, 2, 3], root_of(cache, None)) == ([], [])
     assert cache.pool.num_free == 8
     cache.check()
+
+
+def test_a_published_block_keeps_no_object_for_each_of_its_tokens() -> None:
+    cache, token_ids = make_cache(), (10**6, 10**6 + 1)  # numbers that are objects of their own
+    kept = sys.getrefcount(token_ids)
+    cache.publish(cache.pool.allocate(1), root_of(cache), token_ids)
+    assert sys.getrefcount(token_ids) == kept
+    assert len(cache.find([*token_ids, 0], root_of(cache))[0]) == 1
 
 
 # --------------------------------------------------------------------------------------- hashes

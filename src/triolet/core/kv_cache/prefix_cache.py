@@ -57,7 +57,12 @@ DEFAULT_NAMESPACE = CacheNamespace()
 class _Published:
     block_ids: list[int]  # of each group; a hole where it was evicted
     parent: bytes
-    token_ids: tuple[int, ...]
+    # As bytes: a number is an object of its own, and so many that live long would keep much of the memory around them.
+    content: bytes
+
+
+def _content(token_ids: Sequence[int]) -> bytes:
+    return array("q", token_ids).tobytes()
 
 
 OnHash = Callable[[bytes], None]
@@ -115,7 +120,7 @@ class PrefixCache:
 
     def chain(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
         """Return the hash of a full block that follows `parent`."""
-        return self._digest(parent, array("q", token_ids).tobytes())
+        return self._digest(parent, _content(token_ids))
 
     def _digest(self, parent: bytes, content: bytes) -> bytes:
         return hashlib.blake2b(parent + content, digest_size=16, key=self._key).digest()
@@ -143,12 +148,12 @@ class PrefixCache:
         num_full, quarantined = groups.num_full, self.pool.quarantined
         parent, size = root, self.block_size
         for index, start in enumerate(range(0, len(token_ids) - size, size)):
-            content = tuple(token_ids[start : start + size])
+            of_block = token_ids[start : start + size]
             if index == len(known):
-                known.append(self.chain(parent, content))
+                known.append(self.chain(parent, of_block))
             block_hash = known[index]
             published = self._by_hash.get(block_hash)
-            if published is None or published.token_ids != content or published.parent != parent:
+            if published is None or published.content != _content(of_block) or published.parent != parent:
                 there = nothing
             elif quarantined:
                 there = [HOLE if one in quarantined else one for one in published.block_ids]
@@ -196,7 +201,8 @@ class PrefixCache:
             return block_hash
         published = self._by_hash.get(block_hash)
         if published is None:
-            published = self._by_hash[block_hash] = _Published([HOLE] * self.groups.count, parent, token_ids)
+            holes = [HOLE] * self.groups.count
+            published = self._by_hash[block_hash] = _Published(holes, parent, _content(token_ids))
             self.on_publish(block_hash)
             if self._saves is not None:
                 self._saves.append(BlockSave(tuple(block_ids), block_hash))
