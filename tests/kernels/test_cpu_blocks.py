@@ -175,6 +175,30 @@ def test_with_int8_activations_the_product_is_that_of_the_rounded_ones(name: str
 
 
 @on_every_cpu_variant
+@pytest.mark.parametrize("outlier", [1, 20])
+def test_scales_in_eighths_round_little_more_away_than_scales_of_32_and_less_than_one_of_256(
+    outlier: int, variant: str
+) -> None:
+    cpp = compiled(variant)
+    rows, weight = random_rows("Q4_K", 64, 1024)
+    kept = pack_blocks(cpp, [rows], int8_activations=True)
+    x = torch.randn(300, 1024, generator=torch.manual_seed(1))
+    x[:, 7::256] *= outlier
+
+    def error(of: Tensor) -> float:
+        return float((of - x.double() @ weight.double().T).square().mean().sqrt())
+
+    def with_scales_of(count: int) -> float:
+        groups = x.double().view(len(x), -1, count)
+        scales = groups.abs().amax(2, keepdim=True) / 127
+        return error(((groups / scales).round() * scales).view(x.shape) @ weight.double().T)
+
+    found = error(product(cpp, kept, x))
+    assert found < 1.15 * with_scales_of(32)
+    assert found < 0.9 * with_scales_of(256)
+
+
+@on_every_cpu_variant
 @pytest.mark.parametrize("name", GGUF_FORMATS)
 @pytest.mark.parametrize("byte", [0, 255])
 def test_with_int8_activations_the_largest_products_do_not_overflow(
