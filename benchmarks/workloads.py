@@ -62,8 +62,8 @@ class Room:
     def needed_by(cls, workloads: Sequence[str]) -> Room:
         """Return the room for the most requests at once, and for the longest prompt."""
         num_streams = max(BATCHES.get(workload, 32) for workload in workloads)
-        longest = max(MAX_TOKENS, *(2 * PROMPTS.get(workload, 0) for workload in workloads))
-        return cls(num_streams, longest, max(512 * num_streams, longest, NUM_KV_TOKENS))
+        longest = max(MAX_TOKENS, *(PROMPTS.get(workload, 0) + 128 for workload in workloads))
+        return cls(num_streams, longest, max(512 * num_streams, 2 * longest, NUM_KV_TOKENS))
 
 
 def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
