@@ -115,6 +115,12 @@ def _rate_of(line: Line) -> str:
     return "total_tokens_per_s" if line["workload"].startswith("prompt-") else "output_tokens_per_s"
 
 
+def _gap(line: Line | None) -> str:
+    """Return the milliseconds between tokens; an answer of one token has none."""
+    has_gaps = line is not None and _rate_of(line) == "output_tokens_per_s"
+    return _both(line, "itl_ms", 1) if has_gaps else "–"
+
+
 def _case(line: Line) -> tuple[Any, ...]:
     return line["cpu"], line["model"], line["workload"], line["dtype"], line["quantization"]
 
@@ -137,7 +143,7 @@ def beside_transformers() -> list[str]:
             _number(ours[_rate_of(ours)] / theirs[_rate_of(ours)], 1),
             _number(ours["floor"]),
             f"{_number(ours['ttft_ms'])} / {_number(theirs['ttft_ms'])}",
-            f"{_number(ours['itl_ms'], 1)} / {_number(theirs['itl_ms'], 1)}",
+            f"{_gap(ours)} / {_gap(theirs)}",
             _recorded(ours.get("others_cpus")),
         )
         for ours, theirs in pairs.values()
@@ -174,7 +180,7 @@ def beside_peers() -> list[str]:
             *(_both(line, _rate_of(ours)) for line in (ours, vllm, llama)),
             _number(ours["floor"]),
             " / ".join(_both(line, "ttft_ms") or "–" for line in (ours, vllm, llama)),
-            " / ".join(_both(line, "itl_ms", 1) or "–" for line in (ours, vllm, llama)),
+            " / ".join(_gap(line) for line in (ours, vllm, llama)),
             _recorded(ours.get("others_cpus")),
         )
         for ours, vllm, llama in used
