@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
+from tests.kernels.rounded_activations import rounded
 from triolet.errors import KernelShapeError
 from triolet.kernels.cpu.abi import LayerStruct, ModelStruct, StepStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
@@ -138,20 +139,6 @@ def test_formats_that_change_within_a_panel_are_refused() -> None:
 # --------------------------------------------------------------------------------- int8 activations
 
 
-def rounded(x: Tensor) -> Tensor:
-    """Activations as int8 stands for them, in float64.
-
-    There is a scale for every 32; of whole 256 inputs, it is rounded up to eighths of the largest of 256.
-    """
-    groups = x.double().view(len(x), -1, 32)
-    scales = groups.abs().amax(2, keepdim=True) / 127
-    if x.shape[1] % 256 == 0:
-        of_blocks = scales.view(len(x), -1, 8, 1)
-        eighths = of_blocks.amax(2, keepdim=True) / 8
-        scales = ((of_blocks / eighths).ceil().clamp(1, 8) * eighths).view(scales.shape)
-    return ((groups / scales).round() * scales).view(x.shape)
-
-
 @on_every_cpu_variant
 @pytest.mark.parametrize("name", [*GGUF_FORMATS, *INTEGERS])
 def test_with_int8_activations_the_product_is_that_of_the_rounded_ones(name: str, variant: str) -> None:
@@ -164,7 +151,7 @@ def test_with_int8_activations_the_product_is_that_of_the_rounded_ones(name: str
     x[:, 64:96] = 0
     x[5, 256:512] = 0
     x[:, 704:736] = 127 * x[:, 704:736].sign()  # the largest sums that integers must hold
-    right = rounded(x.where(x != 0, 1e-30)) @ weight.double().T + bias
+    right = rounded(x.double()) @ weight.double().T + bias
     found = product(cpp, kept, x)
     # A number half way between two integers may become either.
     assert (found - right).abs().max() < 2e-4 * right.abs().mean()
@@ -230,7 +217,7 @@ def test_joined_formats_and_numbers_that_are_not_finite_are_dotted_row_by_row(va
     parts = [random_rows(name, 128, 512, seed) for seed, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]
     kept = pack_blocks(cpp, [rows for rows, _ in parts], int8_activations=True)
     x = torch.randn(3, 512, generator=torch.manual_seed(3))
-    right = rounded(x) @ torch.cat([weight for _, weight in parts]).double().T
+    right = rounded(x.double()) @ torch.cat([weight for _, weight in parts]).double().T
     assert (product(cpp, kept, x) - right).abs().max() < 2e-4 * right.abs().mean()
     assert product(cpp, kept, x[:1]).equal(product(cpp, kept, x)[:1])
     x[1, 7] = float("inf")

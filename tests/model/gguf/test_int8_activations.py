@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kernels.cpu_variants import compiled
+from tests.kernels.rounded_activations import rounded
 from tests.model.gguf.test_gguf_models import PROMPT, WIDE, model_of, with_weights_of
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
@@ -35,11 +36,7 @@ def one_thread() -> Iterator[None]:
 
 
 def round_inputs(_module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """Inputs of a linear layer, as int8 stands for them, with a scale for every 32."""
-    groups = inputs[0].unflatten(-1, (-1, 32))
-    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-    rounded: Tensor = ((groups / scales).round() * scales).flatten(-2)
-    return rounded
+    return rounded(inputs[0])
 
 
 def quantised(path: Path, **options: Any) -> CpuDecoder:
