@@ -31,9 +31,10 @@ from triolet.core.tools.answer import (
     tool_parser_named,
     tool_parser_of,
 )
+from triolet.core.tools.calls import ObjectCall
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
-from triolet.core.tools.formats import HermesFormat, ToolFormat
+from triolet.core.tools.formats import HermesFormat, MistralFormat, ToolFormat
 from triolet.core.tools.reasoning import ReasoningSplitter
 from triolet.core.tools.scanning import CallScanner, ValueScanner, as_string, parsed, split_at_marker
 from triolet.errors import InvalidRequest
@@ -281,6 +282,38 @@ def test_by_default_every_call_is_delivered() -> None:
     text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
     assert AnswerParser(None, HermesFormat()).feed(text) == (*call(0, "f", "{}"), *call(1, "g", "{}"))
     assert AnswerParser(None, HermesFormat(), one_call=True).feed(text) == tuple(call(0, "f", "{}"))
+
+
+def test_text_behind_a_call_that_is_dropped_is_delivered() -> None:
+    text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>b'
+    parser = AnswerParser(None, HermesFormat(), one_call=True)
+    assert parser.feed(text) == (*call(0, "f", "{}"), TextPiece("b"))
+
+
+def test_text_behind_a_list_of_calls_is_delivered_as_it_comes() -> None:
+    parser = MistralFormat()
+    assert parser.feed('[TOOL_CALLS][{"name": "f", "arguments": {}}] and') == [
+        *call(0, "f", "{}"),
+        TextPiece("and"),
+    ]
+    assert parser.feed(" more") == [TextPiece(" more")]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole", "is_broken"),
+    [
+        ('{"name": "f", "arguments": {}}', True, False),
+        ('{"name": "f"}', True, False),
+        ('{"name": "f", "arg', False, False),
+        ('{"arguments": {}}', False, True),
+        ('{"name": "f"]', False, True),
+    ],
+)
+def test_a_call_is_whole_or_broken_or_waits_for_more(text: str, is_whole: bool, is_broken: bool) -> None:
+    call = ObjectCall(0, "")
+    while text and not (call.is_whole or call.is_broken):
+        text = text[call.take(text)[0] :]
+    assert (call.is_whole, call.is_broken) == (is_whole, is_broken)
 
 
 def test_reasoning_is_passed_on_as_it_comes() -> None:

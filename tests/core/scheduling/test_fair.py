@@ -411,6 +411,15 @@ def test_turns_of_thousands_of_names_that_came_and_went_are_forgotten() -> None:
     assert len(turns._latest) <= 65
 
 
+def test_turns_of_names_that_waited_together_are_forgotten_once_they_were_served() -> None:
+    turns = NameTurns()
+    latest = max(turns.next(f"name {number}") for number in range(200))
+    assert len(turns._latest) == 200  # what waits is kept
+    turns.started(latest)
+    turns.next("new")
+    assert turns._latest.keys() == {"new"}
+
+
 def test_a_client_without_requests_has_no_turns() -> None:
     line = Line()
     line.wait("b", owner="other")  # so that accounts stay open
