@@ -382,9 +382,17 @@ def test_content_may_be_missing_beside_tool_calls() -> None:
     assert template.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == "TrueTrue"
 
 
-TOO_DEEP: list[Any] = []
-for _ in range(MAX_NESTING + 1):
-    TOO_DEEP = [TOO_DEEP]
+DEEPEST: list[Any] = []
+for _ in range(MAX_NESTING - 1):  # and the message around it
+    DEEPEST = [DEEPEST]
+TOO_DEEP = [[DEEPEST]]
+
+
+def test_values_may_be_nested_up_to_the_limit() -> None:
+    template = ChatTemplate("{{ messages[0].extra is sequence }}")
+    assert template.render([{"role": "user", "content": "x", "extra": DEEPEST}]) == "True"
+    with pytest.raises(InvalidPrompt, match="no deeper than"):
+        template.render([{"role": "user", "content": "x", "extra": [DEEPEST]}])
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,13 @@ def test_a_power_that_fits_is_computed(left: Any, right: Any) -> None:
     assert run_binary(Meter(999), "**", operator.pow, left, right) == left**right
 
 
+@pytest.mark.parametrize(
+    ("symbol", "run"), [("+", operator.add), ("-", operator.sub), ("//", operator.floordiv)]
+)
+def test_only_powers_are_refused_for_their_exponent(symbol: str, run: Callable[[Any, Any], Any]) -> None:
+    assert run_binary(Meter(999), symbol, run, 2**40, 10**6) == run(2**40, 10**6)
+
+
 def test_a_power_of_a_fraction_is_left_to_python() -> None:
     assert run_binary(Meter(999), "**", lambda left, right: 0.5, 2, 5000.5) == 0.5
     assert run_binary(Meter(999), "**", lambda left, right: 0.5, 2.5, 5000) == 0.5

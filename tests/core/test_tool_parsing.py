@@ -299,6 +299,13 @@ def test_text_behind_a_list_of_calls_is_delivered_as_it_comes() -> None:
     assert parser.feed(" more") == [TextPiece(" more")]
 
 
+def test_each_call_of_a_list_is_delivered_as_it_ends() -> None:
+    parser = CallListFormat()
+    assert parser.feed('[{"name": "f", "parameters": {}}') == call(0, "f", "{}")
+    assert parser.feed(', {"name": "g", "parameters": {}}]') == call(1, "g", "{}")
+    assert parser.finish() == []
+
+
 @pytest.mark.parametrize(
     ("text", "is_whole", "is_broken"),
     [

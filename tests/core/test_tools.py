@@ -404,6 +404,13 @@ def test_json_leaves_room_for_calls_and_any_other_form_is_that_of_the_whole_answ
         assert read(alone.parser(), "[1]") == [TextPiece("[1]")]
 
 
+def test_without_tools_no_calls_are_searched_for_in_the_answer() -> None:
+    plan = plan_tools((), "auto", tool_parser="hermes")
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    assert (plan.tool_parser, plan.is_forced) == (None, False)
+    assert read(plan.parser(), text) == [TextPiece(text)]
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_time"}])
 def test_a_forced_call_leaves_no_room_for_a_form_of_the_whole_answer(choice: object) -> None:
     with pytest.raises(InvalidRequest, match="tool_choice must be auto or none where a form"):

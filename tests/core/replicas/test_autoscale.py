@@ -46,6 +46,17 @@ def test_no_second_one_is_asked_for_before_the_first_computes() -> None:
     assert after(one, short(2), 32.5, 33) == 3
 
 
+def test_a_single_request_that_waits_asks_for_one_more() -> None:
+    assert after(policy(), ReplicaLoad(ROWS + 1, 1, 1), 0, 2.0) == 2
+
+
+def test_a_queue_counts_anew_after_one_more_was_asked_for() -> None:
+    one = policy()
+    assert after(one, short(1), 0, 2.0) == 2
+    assert after(one, short(2), 2.5, 4.0) == 2  # the second computes at once
+    assert one.decide(short(2), 4.5) == 3
+
+
 def test_there_are_never_more_than_the_most_nor_fewer_than_the_least() -> None:
     one, draw, now_s = policy(2, 5), random.Random(4), 0.0
     seen = set()

@@ -102,7 +102,7 @@ class CacheGroups:
         """Return the tokens of the longest sequence that a pool of so many blocks can hold."""
         plain = num_blocks // self.count
         num_windowed, kept = self.count - self.num_full, self.num_kept(block_size)
-        if not num_windowed or num_blocks < self.count * kept:
+        if num_blocks < self.count * kept:
             return plain * block_size
         if not self.num_full:
             return UNLIMITED
