@@ -46,3 +46,15 @@ def test_accepted_weights_are_those_in_use_and_have_the_next_version() -> None:
     state = loading("new")
     state.accept()
     assert (state.folder, state.requested, state.loading, state.version) == ("new", None, None, 1)
+
+
+def test_a_request_that_is_withdrawn_gives_way_to_the_one_before_unless_that_is_in_use() -> None:
+    state = loading("first")
+    state.request("second")
+    state.withdraw("first")
+    assert state.requested == "first"
+    state.accept()
+    assert (state.folder, state.requested) == ("first", None)
+    state.request("second")
+    state.withdraw("first")
+    assert state.requested is None
