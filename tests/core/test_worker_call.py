@@ -45,6 +45,16 @@ def test_what_a_call_returns_or_raises_is_its_outcome() -> None:
     assert refused.value is None and isinstance(refused.error, TypeError)
 
 
+def test_an_exit_is_an_outcome_and_the_operators_interrupt_is_not() -> None:
+    def leave(error: BaseException) -> None:
+        raise error
+
+    outcome = outcome_of(Runner(), WorkerCall(leave, args=(SystemExit(3),)))
+    assert isinstance(outcome.error, SystemExit)
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(Runner(), WorkerCall(leave, args=(KeyboardInterrupt(),)))
+
+
 def test_a_runner_without_a_worker_is_named_in_the_error() -> None:
     outcome = outcome_of(object(), WorkerCall("reset"))
     assert isinstance(outcome.error, UnknownWorkerMethod)
