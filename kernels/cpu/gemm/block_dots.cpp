@@ -66,6 +66,10 @@ class ByteSums {
     const Pairs halves = reinterpret_cast<Pairs>(Ints{} + pairs[0]) + reinterpret_cast<Pairs>(Ints{} + pairs[1]);
     return dot_int16(reinterpret_cast<Int16s>(halves), Int16s{} + static_cast<int16_t>(factor));
   }
+  // Return the sums of the products of the halves of the lanes, which are int16.
+  MEMBER static Ints dot_halves(Ints a, Ints b) {
+    return dot_int16(reinterpret_cast<Int16s>(a), reinterpret_cast<Int16s>(b));
+  }
   MEMBER Ints total() const { return dot_int16(reinterpret_cast<Int16s>(sums_), Int16s{} + 1); }
   // Return the total times the scales and `eighths` of Int8Rows; all are in both halves of their lanes.
   MEMBER Ints scaled(Ints scales, Ints eighths) const {
@@ -384,8 +388,7 @@ INLINE void add_block(const Format& format, const uint8_t* const* blocks, const 
         const Ints two = Ints{} + static_cast<int32_t>(load_word(x.eighth_sums + at_row + 2 * pair));
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v)
-          least[v] += dot_int16(reinterpret_cast<Int16s>(format.minima(blocks[v], pair, at[v])),
-                                reinterpret_cast<Int16s>(two));
+          least[v] += Sums::dot_halves(format.minima(blocks[v], pair, at[v]), two);
       }
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
