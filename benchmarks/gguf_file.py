@@ -33,13 +33,13 @@ from common import MODELS, OthersAtWork, kept_model, kv_bytes_per_token, machine
 from engines import run_peer, run_triolet
 from peers.peer import Peer, add_peer_options
 from sides import Side, in_turns, peer_pids
-from workloads import MAX_TOKENS, NUM_KV_TOKENS, PROMPTS, WORKLOADS, Job, Round, make_jobs
+from workloads import MAX_TOKENS, NUM_KV_TOKENS, PROMPTS, Job, Round, make_jobs
 
 import triolet
 from triolet.config.engine import QUANTIZATIONS
 
 PEER = "llama.cpp"
-DEFAULT_WORKLOADS = ("single", "batch", "prompt-128", "prompt-512")
+FITTING = ("single", "batch", "prompt-128", "prompt-512")  # into the room that both engines are given
 
 
 @attrs.frozen
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["llama-160m"])
     parser.add_argument("--weights", nargs="+", default=["q4_k_m", "q8_0"])
     parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=["none"])
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=DEFAULT_WORKLOADS)
+    parser.add_argument("--workload", nargs="+", choices=FITTING, default=FITTING)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=5)

@@ -4,7 +4,7 @@
                                     [--vllm PYTHON] [--llama-cpp PYTHON] [--output results.jsonl]
 
 Workloads: `single` is one request, 128 tokens in, 128 out. `batch` is 32 requests at once, 32 to 256 tokens in and 32
-to 256 out; `batch-128` and `batch-256` have as many. `prefix` is 32 requests that share their first 512 tokens, with 32
+to 256 out; `batch-128` and `batch-256` are so many. `prefix` is 32 requests that share their first 512 tokens, with 32
 tokens of their own and 32 out. `prompt-N` is one prompt of N tokens and an answer of one: its total tokens per second
 are the prompt's. All greedy; the prompts of every round are new.
 

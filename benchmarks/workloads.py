@@ -12,9 +12,8 @@ from common import Machine, median, percentiles
 
 SHARED = 512  # tokens that the prompts of `prefix` begin with
 MAX_TOKENS = 1024  # of the longest sequence there is room for, unless a workload has longer ones
-NUM_KV_TOKENS = (
-    16_384  # what every engine is given room for, all sequences together, unless a workload needs more
-)
+# What every engine is given room for, all sequences together, unless a workload needs more.
+NUM_KV_TOKENS = 16_384
 PROMPTS = {"prompt-128": 128, "prompt-512": 512, "prompt-2048": 2048, "prompt-8192": 8192}
 BATCHES = {"batch": 32, "batch-128": 128, "batch-256": 256}  # requests at once
 WORKLOADS = ("single", *BATCHES, "prefix", *PROMPTS)
