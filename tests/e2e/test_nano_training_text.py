@@ -173,3 +173,38 @@ def test_roles_take_turns(chats: list[list[Turn]]) -> None:
         assert chat[0][0] in ("system", "user")
         for (role, _, _), (following, _, _) in pairwise(chat):
             assert following in followers[role]
+
+
+def test_rows_of_a_training_without_compiled_shapes_have_little_padding() -> None:
+    program = """
+import json
+from itertools import islice
+from pathlib import Path
+from tokenizers import Tokenizer
+from train import LENGTHS, Schedule, micro_batches
+batches = islice(micro_batches(Tokenizer.from_file(PATH), Schedule(steps=1), 3, LENGTHS), 40)
+print(json.dumps([[int((weights > 0).sum()), tokens.numel()] for tokens, weights in batches]))
+"""
+    sizes = run(program.replace("PATH", repr(str(PATH / "tokenizer.json"))))
+    assert all(size <= 2048 for _, size in sizes)
+    assert sum(learned for learned, _ in sizes) > 0.9 * sum(size for _, size in sizes)
+
+
+def test_an_orthogonalised_matrix_keeps_its_singular_vectors_and_has_singular_values_of_about_1() -> None:
+    program = """
+import json, torch
+from muon import orthogonalised
+torch.manual_seed(1)
+found = []
+for rows, columns in ((64, 24), (24, 64), (32, 32)):
+    left = torch.linalg.qr(torch.randn(rows, 24))[0]
+    right = torch.linalg.qr(torch.randn(columns, 24))[0]
+    matrix = left @ torch.diag(torch.linspace(0.3, 3.0, 24)) @ right.T
+    inner = left.T @ orthogonalised(matrix) @ right  # diagonal if the singular vectors are the same
+    outside = inner - torch.diag(inner.diagonal())
+    found.append([inner.diagonal().min().item(), inner.diagonal().max().item(), outside.abs().max().item()])
+print(json.dumps(found))
+"""
+    for least, most, outside in run(program):
+        assert 0.6 < least <= most < 1.3
+        assert outside < 1e-3

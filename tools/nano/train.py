@@ -11,7 +11,7 @@ checkpoint into the folder that ships.
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -21,12 +21,16 @@ import torch
 import torch.distributed as dist
 from conversations import conversations
 from model import NanoConfig, NanoLlama
+from muon import Muon
 from tokenizers import Tokenizer
 from tokens import encode, train_tokenizer
 from torch import Tensor, nn
 
-LENGTHS = (48, 96, 160, 256, 384, 640, 1024, 2048)
-"""Rows are padded to one of these, so that few shapes are compiled."""
+COMPILED_LENGTHS = (48, 96, 160, 256, 384, 640, 1024, 2048)
+"""Rows are padded to one of these where each shape is compiled."""
+
+LENGTHS = (*range(16, 256, 16), *range(256, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128))
+"""Rows are padded to one of these where nothing is compiled: few tokens of padding, which made a quarter before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,8 +40,7 @@ class Schedule:
     Attributes:
         steps: optimizer steps.
         micro_batches: micro-batches of about `micro_tokens` tokens in one step.
-        muon_lr: peak learning rate of the weight matrices, `matrix_adam_lr` of those without Muon, `adam_lr` of the
-            embedding and the norms.
+        muon_lr: peak learning rate of the weight matrices, `adam_lr` of the embedding and the norms.
         warmup: steps of linear warm-up; `decay` the last share of all steps, in which the rate falls to zero.
         user_weight: weight in the loss of what the user says.
     """
@@ -46,7 +49,6 @@ class Schedule:
     micro_batches: int = 4
     micro_tokens: int = 2048
     muon_lr: float = 0.01
-    matrix_adam_lr: float = 0.0012
     adam_lr: float = 0.0012
     warmup: int = 60
     decay: float = 0.6
@@ -58,14 +60,16 @@ class Schedule:
         return min(1.0, (step + 1) / self.warmup, rest)
 
 
-def micro_batches(tokenizer: Tokenizer, schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield endless (tokens, weights) of [rows, length], rows of similar length together."""
-    buckets: dict[int, list[tuple[list[int], list[float]]]] = {length: [] for length in LENGTHS}
+def micro_batches(
+    tokenizer: Tokenizer, schedule: Schedule, seed: int, lengths: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield endless (tokens, weights) of [rows, length], rows of similar length together, padded to one of `lengths`."""
+    buckets: dict[int, list[tuple[list[int], list[float]]]] = {length: [] for length in lengths}
     source = conversations(seed)
     while chunk := list(islice(source, 512)):
         for tokens, weights in encode(tokenizer, chunk, schedule.user_weight):
-            tokens, weights = tokens[: LENGTHS[-1]], weights[: LENGTHS[-1]]
-            length = next(length for length in LENGTHS if length >= len(tokens))
+            tokens, weights = tokens[: lengths[-1]], weights[: lengths[-1]]
+            length = next(length for length in lengths if length >= len(tokens))
             bucket = buckets[length]
             bucket.append((tokens, weights))
             if len(bucket) == max(1, schedule.micro_tokens // length):
@@ -86,18 +90,12 @@ def padded(rows: list[tuple[list[int], list[float]]], length: int) -> tuple[Tens
 def make_optimizers(
     model: nn.Module, schedule: Schedule, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """Make AdamW for the embedding and the norms, and Muon for the matrices inside the layers.
-
-    Muon multiplies in bfloat16. Where that is emulated, it would take longer than all the rest, and AdamW has the matrices, too.
-    """
+    """Make AdamW for the embedding and the norms, and Muon for the matrices inside the layers."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    adam = {"betas": (0.9, 0.98), "weight_decay": 0.0}
     return [
-        torch.optim.Muon(matrices, lr=schedule.muon_lr, momentum=0.95, weight_decay=0.01)
-        if has_bfloat16(device)
-        else torch.optim.AdamW(matrices, lr=schedule.matrix_adam_lr, **adam),
-        torch.optim.AdamW(others, lr=schedule.adam_lr, **adam),
+        Muon(matrices, lr=schedule.muon_lr, dtype=torch.bfloat16 if has_bfloat16(device) else torch.float32),
+        torch.optim.AdamW(others, lr=schedule.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -172,8 +170,10 @@ def train(work: Path, schedule: Schedule, seed: int, resume: bool) -> None:
     optimizers = make_optimizers(model, schedule, device)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     step, earlier = load(work / "checkpoint.pt", model, optimizers) if resume else (0, 0.0)
-    torch._dynamo.config.cache_size_limit = 64
+    lengths = LENGTHS
     if has_bfloat16(device):  # in float32, eager layers are as fast, and there is nothing to wait for
+        lengths = COMPILED_LENGTHS
+        torch._dynamo.config.cache_size_limit = 64
         for layer in model.model.layers:
             layer.compile(dynamic=False)
     if world > 1 and rank > 0:
@@ -181,7 +181,7 @@ def train(work: Path, schedule: Schedule, seed: int, resume: bool) -> None:
     tokenizer = load_tokenizer(work, seed)
     if world > 1 and rank == 0:
         dist.barrier()
-    batches = micro_batches(tokenizer, schedule, seed + step * 1000 + rank)
+    batches = micro_batches(tokenizer, schedule, seed + step * 1000 + rank, lengths)
     started, tokens_seen, mean = time.monotonic(), 0, 0.0
     while step < schedule.steps:
         for optimizer, peak in zip(optimizers, peaks, strict=True):
