@@ -7,7 +7,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -147,7 +147,7 @@ class RandomCheckpoint:
             if tied or name != "model.embed_tokens.weight"
         )
 
-    def unstacked(self, stacks: Collection[str]) -> RandomCheckpoint:
+    def unstacked(self, stacks: Sequence[tuple[str, tuple[str, ...]]]) -> RandomCheckpoint:
         assert not stacks, "a model like Llama has no stacks of experts"
         return self
 

@@ -309,6 +309,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3.5": (
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5TextConfig",
+        {
+            **_SIZES,
+            **_DELTA_NET,
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeTextConfig",
+        {
+            **_SIZES,
+            **_MOE,
+            **_DELTA_NET,
+            "shared_expert_intermediate_size": 80,
+            "attention_bias": True,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -412,8 +435,10 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in name or ".ln_" in name
             if is_norm and name.endswith("weight"):
-                # Those of Qwen3-Next, too, but for the ones behind the recurrence.
-                is_offset = is_gemma or ("Qwen3Next" in type(model).__name__ and "linear_attn" not in name)
+                # Those of Qwen3-Next and Qwen3.5, too, but for the ones behind the recurrence.
+                is_offset = is_gemma or (
+                    type(model).__name__.startswith(("Qwen3Next", "Qwen3_5")) and "linear_attn" not in name
+                )
                 parameter.copy_(noise * 0.2 if is_offset else 1.0 + noise * 0.2)
             elif parameter.ndim == 1:
                 parameter.copy_(noise * 0.2)

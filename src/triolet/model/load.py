@@ -32,6 +32,7 @@ from triolet.model.architectures.decoder_config import (
 )
 from triolet.model.architectures.families import native_family, parse_decoder_config
 from triolet.model.architectures.kv_format import KV_DTYPES, NO_SCALES, KvFormat, read_kv_scales
+from triolet.model.architectures.language_part import language_config, language_name
 from triolet.model.architectures.weight_map import (
     TensorPlan,
     WeightReader,
@@ -165,7 +166,9 @@ def load_model(
             kv_cache_dtype,
             on_progress,
         )
-    config = read_config(folder)
+    whole = read_config(folder)
+    language = language_config(whole)
+    config = whole if language is None else language
     if classifier_from_token:
         config, convert = {**config, "classifier_from_token": list(classifier_from_token)}, "classify"
     architecture = architecture_of(config, folder)
@@ -184,7 +187,11 @@ def load_model(
             {**config, "architectures": [family]}, folder, max_model_len=max_model_len
         )
         _check_length(max_model_len, parsed.max_position)  # before gigabytes are read
-        stored = Checkpoint.open(folder).unstacked(parsed.names.expert_stacks)
+        stored = Checkpoint.open(folder)
+        if language is not None:
+            stored = stored.renamed(language_name)
+            _logger.info("%s has the language part of %s only", folder.name, architecture_of(whole, folder))
+        stored = stored.unstacked(parsed.names.expert_stacks)
         checkpoint: WeightSource = stored
         kv_format = _kv_format(kv_cache_dtype, parsed, stored)
         quantized: QuantizedCheckpoint | StackedExperts | None = None

@@ -52,11 +52,11 @@ def write_quantized(
     parsed = parse_decoder_config(config, folder)
     if parsed.names.stacked_experts and form in SCHEMES:
         raise UnsupportedModel(f"{folder}: {architecture} stacks its experts, which {form} cannot express")
-    if parsed.names.expert_stacks:
+    stored = Checkpoint.open(folder)
+    if stored.unstacked(parsed.names.expert_stacks).tensors != stored.tensors:
         raise UnsupportedModel(
             f"{folder}: {architecture} stacks its experts, which none of the formats that are written can express"
         )
-    stored = Checkpoint.open(folder)
     source: WeightSource = stored
     if parsed.names.stacked_experts:
         source = open_stacked_experts(stored, config, folder)

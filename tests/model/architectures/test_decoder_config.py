@@ -148,7 +148,7 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
     ("architecture", "error", "fields", "named"),
     [
         (*refused(rope_parameters={"rope_type": "proportional"}), "rope_type"),
-        (*refused(rope_scaling={"rope_type": "mrope"}), "mrope"),
+        (*refused(rope_scaling={"rope_type": "spiral"}), "spiral"),
         ("Phi3ForCausalLM", UnsupportedModel, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         (
             *refused(partial_rotary_factor=0.5, rope_scaling={"type": "linear", "factor": 2.0}),

@@ -60,15 +60,15 @@ class TensorNames:
     # A checkpoint's experts are stacked, and their gate and up rows interleaved (gpt-oss); they are read as `expert_in`
     # and `expert_out` name them.
     stacked_experts: bool = False
-    # Tensors that a checkpoint has for all experts together, [num_experts, out, in] (GraniteMoe); they are read as
-    # `expert_in` and `expert_out` name them, with the expert's number behind.
-    expert_stacks: tuple[str, ...] = ()
+    # Tensors that a checkpoint may have for all experts together, [num_experts, out, in], each with the tensors that an
+    # expert's rows are read as, the same number for each; whole names.
+    expert_stacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shared_in: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_out: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     # What a recurrent layer has in place of attention; the last three are whole names.
-    recurrent_in: str = "mamba.in_proj"
-    recurrent_rates: str = ""  # of a gated delta net
+    recurrent_in: tuple[str, ...] = ("mamba.in_proj",)
+    recurrent_rates: tuple[str, ...] = ()  # of a gated delta net
     recurrent_convolution: str = "mamba.conv1d"
     recurrent_norm: str = "mamba.norm"
     recurrent_out: str = "mamba.out_proj"
@@ -180,6 +180,9 @@ class DeltaNetConfig:
     key_dim: int
     value_dim: int
     kernel_size: int  # of the convolution before it, tokens
+    # What tokens are projected to lies head of keys after head of keys, each with what belongs to it (Qwen3-Next), not
+    # all queries, all keys, all values, all gates.
+    by_key_heads: bool = False
 
     @property
     def key_size(self) -> int:

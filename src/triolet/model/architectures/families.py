@@ -117,6 +117,8 @@ _FAMILIES: dict[str, Family] = {
     "GptOssForCausalLM": Family(moe.gpt_oss, runs_on_cpu_decoder=True),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
+    "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
+    "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),
     "DeepseekV2ForCausalLM": Family(latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Family(latent.deepseek_v3),
 }

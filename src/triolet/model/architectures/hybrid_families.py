@@ -26,7 +26,7 @@ from triolet.model.architectures.family_common import (
     with_attention_bias,
     with_layers,
 )
-from triolet.model.architectures.moe_families import sparse_layers
+from triolet.model.architectures.moe_families import GRANITE_STACKS, sparse_layers
 from triolet.model.folder.json_fields import Fields
 
 LINEAR = "linear_attention"
@@ -47,7 +47,7 @@ def granite_moe_hybrid(fields: Fields, max_model_len: int | None) -> DecoderConf
         router="block_sparse_moe.router.layer",
         expert_in=("block_sparse_moe.input_linear.{expert}",),
         expert_out="block_sparse_moe.output_linear.{expert}",
-        expert_stacks=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+        expert_stacks=GRANITE_STACKS,
         shared_in=("shared_mlp.input_linear",),
         shared_out="shared_mlp.output_linear",
         mlp_in=("shared_mlp.input_linear",),
@@ -114,52 +114,101 @@ def _check_step_limit(fields: Fields) -> None:
         raise unsupported(fields, "time_step_limit", "0 and infinity: steps are not limited")
 
 
+_DELTA_NET_NAMES: dict[str, Any] = {
+    "recurrent_convolution": "linear_attn.conv1d",
+    "recurrent_norm": "linear_attn.norm",
+    "recurrent_out": "linear_attn.out_proj",
+    "recurrent_step_bias": "linear_attn.dt_bias",
+    "recurrent_decay": "linear_attn.A_log",
+    "ignored_prefixes": ("mtp.",),  # layers that draft tokens
+}
+_QWEN_HYBRID = attrs.evolve(
+    QWEN,
+    vocab_size=248320,
+    num_attention_heads=16,
+    head_dim=256,
+    has_partial_rotary=True,
+    partial_rotary_factor=0.25,
+)
+
+_QWEN3_5_NAMES = TensorNames(
+    recurrent_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    recurrent_rates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    expert_stacks=(
+        (
+            "mlp.experts.gate_up_proj",
+            ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
+        ),
+        ("mlp.experts.down_proj", ("mlp.experts.{expert}.down_proj.weight",)),
+    ),
+    **_DELTA_NET_NAMES,
+)
+
+
 def qwen3_next(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Qwen3-Next: gated delta nets, every fourth layer with gated attention, and many small experts."""
     defaults = attrs.evolve(
-        QWEN,
+        _QWEN_HYBRID,
+        vocab_size=QWEN.vocab_size,
         hidden_size=2048,
         intermediate_size=5632,
         num_hidden_layers=48,
-        num_attention_heads=16,
         num_key_value_heads=2,
-        head_dim=256,
-        has_partial_rotary=True,
-        partial_rotary_factor=0.25,
     )
+    names = TensorNames(
+        recurrent_in=("linear_attn.in_proj_qkvz",),
+        recurrent_rates=("linear_attn.in_proj_ba",),
+        **_DELTA_NET_NAMES,
+    )
+    delta_net = attrs.evolve(_delta_net(fields), by_key_heads=True)
+    return _qwen(fields, max_model_len, defaults, names, delta_net, _qwen_experts(fields, 512, 10))
+
+
+def qwen3_5(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read the language part of a Qwen3.5: the layers of Qwen3-Next, with plain feed-forward blocks."""
+    defaults = attrs.evolve(
+        _QWEN_HYBRID, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, num_key_value_heads=4
+    )
+    return _qwen(fields, max_model_len, defaults, _QWEN3_5_NAMES, _delta_net(fields), None)
+
+
+def qwen3_5_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read the language part of a Qwen3.5 with experts."""
+    defaults = attrs.evolve(_QWEN_HYBRID, hidden_size=2048, num_hidden_layers=40, num_key_value_heads=2)
+    experts = _qwen_experts(fields, 256, 8)
+    return _qwen(fields, max_model_len, defaults, _QWEN3_5_NAMES, _delta_net(fields), experts)
+
+
+def _qwen(
+    fields: Fields,
+    max_model_len: int | None,
+    defaults: Defaults,
+    names: TensorNames,
+    delta_net: DeltaNetConfig,
+    experts: MoeConfig | None,
+) -> DecoderConfig:
     config = base_config(fields, defaults, max_model_len)
     count, every = len(config.layers), fields.integer("full_attention_interval", 4)
     kinds = _kinds(fields, [LINEAR if (index + 1) % every else FULL for index in range(count)])
-    delta_net, moe = _delta_net(fields), _qwen_experts(fields)
     changes = [
-        {"recurrent": delta_net if kind == LINEAR else None, "moe": moe if is_sparse else None}
+        {"recurrent": delta_net if kind == LINEAR else None, "moe": experts if is_sparse else None}
         for kind, is_sparse in zip(kinds, sparse_layers(fields, count), strict=True)
     ]
-    config = with_attention_bias(fields, with_layers(config, changes))
     return attrs.evolve(
-        config,
+        with_attention_bias(fields, with_layers(config, changes)),
         norm=attrs.evolve(config.norm, weight_offset=1.0),
         qk_norm=True,
         attention_gate=True,
-        names=TensorNames(
-            recurrent_in="linear_attn.in_proj_qkvz",
-            recurrent_rates="linear_attn.in_proj_ba",
-            recurrent_convolution="linear_attn.conv1d",
-            recurrent_norm="linear_attn.norm",
-            recurrent_out="linear_attn.out_proj",
-            recurrent_step_bias="linear_attn.dt_bias",
-            recurrent_decay="linear_attn.A_log",
-            ignored_prefixes=("mtp.",),  # layers that draft tokens
-        ),
+        names=names,
     )
 
 
-def _qwen_experts(fields: Fields) -> MoeConfig | None:
-    if not (num_experts := fields.integer("num_experts", 512, minimum=0)):
+def _qwen_experts(fields: Fields, num_experts: int, experts_per_token: int) -> MoeConfig | None:
+    if not (num_experts := fields.integer("num_experts", num_experts, minimum=0)):
         return None
     experts = MoeConfig(
         num_experts=num_experts,
-        experts_per_token=fields.integer("num_experts_per_tok", 10),
+        experts_per_token=fields.integer("num_experts_per_tok", experts_per_token),
         intermediate_size=fields.integer("moe_intermediate_size", 512),
         normalize=fields.flag("norm_topk_prob", True),
         shared_size=fields.integer("shared_expert_intermediate_size", 512),

@@ -56,6 +56,13 @@ def mixtral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=names)
 
 
+GRANITE_STACKS = tuple(
+    (f"block_sparse_moe.{name}.weight", (f"block_sparse_moe.{name}.{{expert}}.weight",))
+    for name in ("input_linear", "output_linear")
+)
+"""`TensorNames.expert_stacks` of the Granites."""
+
+
 def granite_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Granite with experts."""
     config = base_config(fields, Defaults(), max_model_len)
@@ -70,7 +77,7 @@ def granite_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         router="block_sparse_moe.router.layer",
         expert_in=("block_sparse_moe.input_linear.{expert}",),
         expert_out="block_sparse_moe.output_linear.{expert}",
-        expert_stacks=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+        expert_stacks=GRANITE_STACKS,
     )
     config = with_granite_multipliers(fields, with_layers(config, [{"moe": moe}] * len(config.layers)))
     return attrs.evolve(with_attention_bias(fields, config), names=names)

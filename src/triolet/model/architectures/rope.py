@@ -138,13 +138,14 @@ _RULES: dict[str, Callable[[Fields, RopeContext], tuple[Tensor, float]]] = {
 
 
 def rope_type(parameters: Fields) -> str:
-    """Return the name of the scaling rule; older configs say `type`, and `su` for what became `longrope`.
+    """Return the name of the scaling rule; older configs say `type`, and `su` for `longrope`.
 
     Raises:
         UnsupportedModel: a rule that the native decoder does not know.
     """
     name = parameters.text("rope_type", parameters.text("type", "default"))
-    name = "longrope" if name == "su" else name
+    # Of text, the positions of `mrope` in time, height and width are the same.
+    name = {"su": "longrope", "mrope": "default"}.get(name, name)
     if name not in _RULES:
         raise UnsupportedModel(
             f"{parameters.path}: {parameters.prefix}rope_type must be one of {', '.join(_RULES)}; got {name!r}"

@@ -199,15 +199,15 @@ def _plan_recurrent(
     vectors = {"step_bias": names.recurrent_step_bias, "decay": names.recurrent_decay}
     if isinstance(layer, MambaConfig):
         size, normed, bias = layer.inner_size, layer.inner_size, layer.projection_bias
-        outs = size + layer.channels + layer.num_heads
+        outs: Shape = (size + layer.channels + layer.num_heads,)
         vectors["skip"] = names.recurrent_skip
     else:
         size, normed = layer.value_size, layer.value_dim
-        outs, rates = layer.channels + size, 2 * layer.num_heads
-        planner.linear(
-            ours + "recurrent_rates", (theirs + names.recurrent_rates,), (rates,), hidden, bias=False
-        )
-    planner.linear(ours + "recurrent_in", (theirs + names.recurrent_in,), (outs,), hidden, bias=bias)
+        outs, rates = (layer.channels, size), (layer.num_heads, layer.num_heads)
+        project_rates = tuple(theirs + name for name in names.recurrent_rates)
+        planner.linear(ours + "recurrent_rates", project_rates, rates, hidden, bias=False)
+    project_in = tuple(theirs + name for name in names.recurrent_in)
+    planner.linear(ours + "recurrent_in", project_in, outs, hidden, bias=bias)
     convolution, shape = theirs + names.recurrent_convolution, (layer.channels, 1, layer.kernel_size)
     plans[ours + "convolution.weight"] = TensorPlan(((f"{convolution}.weight", shape),))
     if isinstance(layer, MambaConfig) and layer.convolution_bias:

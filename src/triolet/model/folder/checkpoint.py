@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
@@ -77,22 +77,34 @@ class Checkpoint:
             tensors |= stored
         return cls(tensors)
 
-    def unstacked(self, stacks: Collection[str]) -> Checkpoint:
-        """Return the checkpoint with a tensor `{name}.{index}.weight` for each index of the tensors `{name}.weight`.
+    def renamed(self, rename: Callable[[str], str | None]) -> Checkpoint:
+        """Return the checkpoint under other names, without the tensors that get none."""
+        named = {rename(name): tensor for name, tensor in self.tensors.items()}
+        return Checkpoint({name: tensor for name, tensor in named.items() if name is not None})
+
+    def unstacked(self, stacks: Sequence[tuple[str, tuple[str, ...]]]) -> Checkpoint:
+        """Return the checkpoint with tensors of one expert each in place of those of all experts, [experts, rows, ...].
 
         Args:
-            stacks: endings of the names.
+            stacks: endings of such tensors' names, each with those of its parts, which have the same number of rows;
+                `{expert}` is filled in.
         """
-        endings = tuple(f".{name}.weight" for name in stacks)
         tensors: dict[str, StoredTensor] = {}
         for name, stack in self.tensors.items():
-            if not endings or not name.endswith(endings) or len(stack.shape) < 2 or 0 in stack.shape:
+            found = next((pair for pair in stacks if name.endswith(f".{pair[0]}")), None)
+            if found is None or len(stack.shape) < 2 or 0 in stack.shape or stack.shape[1] % len(found[1]):
                 tensors[name] = stack
                 continue
-            size = stack.num_bytes // stack.shape[0]
-            for index in range(stack.shape[0]):
-                tensors[f"{name.removesuffix('.weight')}.{index}.weight"] = attrs.evolve(
-                    stack, shape=stack.shape[1:], num_bytes=size, begin=stack.begin + index * size
+            ending, parts = found
+            num_parts, (_, rows, *rest) = len(parts), stack.shape
+            size = stack.num_bytes // (stack.shape[0] * num_parts)
+            for index in range(stack.shape[0] * num_parts):
+                part = parts[index % num_parts].format(expert=index // num_parts)
+                tensors[name.removesuffix(ending) + part] = attrs.evolve(
+                    stack,
+                    shape=(rows // num_parts, *rest),
+                    num_bytes=size,
+                    begin=stack.begin + index * size,
                 )
         return Checkpoint(tensors)
 

@@ -1,4 +1,4 @@
-"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next.
+"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next and Qwen3.5.
 
 A layer projects a token to queries, keys, values and a gate, and to a decay and a rate per head. Queries, keys and
 values pass a convolution over the last few tokens; `delta_rule` is the recurrence. Its outputs are normalised per head,
@@ -28,10 +28,10 @@ from triolet.model.interface import LayerCache
 class DeltaNet:
     """A layer with the gated delta rule; takes the place of `Attention`."""
 
-    # [num_tokens, hidden] to the heads of keys one after the other, each with its query, its key, and the values and
-    # gates of the heads that share it
+    # [num_tokens, hidden] to queries, keys, values and gates; with `by_key_heads` to the heads of keys one after the
+    # other, each with its query, its key, and the values and gates of the heads that share it
     project_in: LinearLayer
-    project_rates: LinearLayer  # likewise: of each head of keys, what rates and then what decays follow from
+    project_rates: LinearLayer  # likewise, to what rates and then to what decays follow from
     convolution: Convolution
     step_bias: Tensor  # [num_heads] float32
     decay: Tensor  # [num_heads] float32, below 0
@@ -45,14 +45,10 @@ class DeltaNet:
     ) -> Tensor:
         # [num_tokens, hidden] -> [num_tokens, hidden]
         sizes = self.config
-        shared = sizes.num_heads // sizes.num_key_heads
-        heads = self.project_in(x).view(len(x), sizes.num_key_heads, -1)
-        parts = (sizes.key_dim, sizes.key_dim, shared * sizes.value_dim, shared * sizes.value_dim)
-        *mixed, gate = heads.split(parts, dim=2)
-        channels = torch.cat([part.flatten(1) for part in mixed], dim=1)
-        rates, steps = self.project_rates(x).float().view(len(x), sizes.num_key_heads, 2, shared).unbind(2)
-        rates = rates.flatten(1).sigmoid()
-        log_decays = functional.softplus(steps.flatten(1) + self.step_bias) * self.decay
+        channels, gate = self._projected(x)
+        rates, steps = self._projected_rates(x)
+        rates = rates.sigmoid()
+        log_decays = functional.softplus(steps + self.step_bias) * self.decay
 
         def compute(
             convolved: Tensor, tokens: Tensor, states: Tensor, ends: tuple[int, ...] | None
@@ -63,8 +59,26 @@ class DeltaNet:
         outputs = over_batches(channels, sizes.value_size, cache, attention, self.convolution, compute)
         outputs = outputs.unflatten(1, (sizes.num_heads, sizes.value_dim))
         scale = torch.rsqrt(outputs.square().mean(dim=-1, keepdim=True) + self.norm_eps)
-        gated = (outputs * scale * self.norm_weight).flatten(1) * functional.silu(gate.flatten(1).float())
+        gated = (outputs * scale * self.norm_weight).flatten(1) * functional.silu(gate.float())
         return self.out(gated.to(x.dtype))
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # [num_tokens, channels] and [num_tokens, num_heads * value_dim]: what the convolution reads, and the gates
+        sizes, projected = self.config, self.project_in(x)
+        if not sizes.by_key_heads:
+            channels, gate = projected.split((sizes.channels, sizes.value_size), dim=1)
+            return channels, gate
+        values = sizes.value_size // sizes.num_key_heads
+        heads = projected.view(len(x), sizes.num_key_heads, -1)
+        *mixed, gates = heads.split((sizes.key_dim, sizes.key_dim, values, values), dim=2)
+        return torch.cat([part.flatten(1) for part in mixed], dim=1), gates.flatten(1)
+
+    def _projected_rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # [num_tokens, num_heads] float32 each: what rates and what decays follow from
+        sizes, projected = self.config, self.project_rates(x).float()
+        num_groups = sizes.num_key_heads if sizes.by_key_heads else 1
+        rates, steps = projected.view(len(x), num_groups, 2, -1).unbind(2)
+        return rates.flatten(1), steps.flatten(1)
 
     def _input(self, convolved: Tensor, log_decays: Tensor, rates: Tensor) -> DeltaInput:
         sizes = self.config
