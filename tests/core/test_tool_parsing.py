@@ -356,7 +356,17 @@ def test_what_may_begin_reasoning_is_text_where_the_answer_ends(text: str, held:
 
 @pytest.mark.parametrize(
     ("prompt", "is_open"),
-    [("", False), ("<think>", True), ("<think></think>", False), ("</think><think>", True)],
+    [
+        ("", False),
+        ("<think>", True),
+        ("<think></think>", False),
+        ("</think><think>", True),
+        ("<|im_start|>assistant\n<think>\nOne,", True),
+        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("<｜User｜>What is <think>?<｜Assistant｜>", False),
+        ("<start_of_turn>user\nWhat is <think>?<end_of_turn>\n", False),
+        ("[INST] What is <think>? [/INST]", False),
+    ],
 )
 def test_a_prompt_is_open_behind_an_opening_mark_without_its_end(prompt: str, is_open: bool) -> None:
     assert REASONING_FORMATS["qwen3"].is_open_after(prompt) is is_open

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from triolet.core.chat_template.messages import plain_messages
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import SamplingParams
@@ -64,7 +65,13 @@ def test_the_longest_answer_has_two_names(name: str) -> None:
 
 
 def test_unknown_keys_are_let_pass() -> None:
-    assert params_of(safety_identifier="x", metadata={"a": "b"}, something_new=[1]) == params_of()
+    assert params_of(verbosity="low", something_new=[1]) == params_of()
+
+
+def test_labels_of_a_request_change_nothing() -> None:
+    labels: dict[str, Any] = {"user": "u" * 64, "safety_identifier": "x", "prompt_cache_key": "y"}
+    assert params_of(**labels, metadata={"k" * 64: "v" * 512}, store=True) == params_of()
+    assert params_of(metadata=None, store=None, user=None) == params_of()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,19 @@ def test_unknown_keys_are_let_pass() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
         ({"structured_outputs": {"xml": "x"}}, "structured_outputs", "invalid_value"),
         ({"timeout": -1}, "timeout", "invalid_value"),
+        ({"user": "u" * 65}, "user", "invalid_value"),
+        ({"safety_identifier": "u" * 65}, "safety_identifier", "invalid_value"),
+        ({"metadata": "x"}, "metadata", "invalid_value"),
+        ({"metadata": {"a": 1}}, "metadata", "invalid_value"),
+        ({"metadata": {"k" * 65: ""}}, "metadata", "invalid_value"),
+        ({"metadata": {"a": "v" * 513}}, "metadata.a", "invalid_value"),
+        ({"metadata": {str(place): "" for place in range(17)}}, "metadata", "invalid_value"),
+        ({"store": "yes"}, "store", "invalid_value"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "invalid_value",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
@@ -120,6 +140,19 @@ def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, co
 )
 def test_what_asks_for_nothing_is_not_refused(fields: dict[str, Any]) -> None:
     assert params_of(**fields) == params_of()
+
+
+@pytest.mark.parametrize(
+    "said", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
+)
+def test_a_refusal_in_the_history_is_what_the_assistant_said(said: dict[str, Any]) -> None:
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", **said},
+        {"role": "user", "content": "y"},
+    ]
+    request = ChatRequest.of({"model": "m", "messages": history})
+    assert plain_messages(request.messages.messages)[1]["content"] == "No."
 
 
 def test_a_schema_becomes_a_constraint() -> None:
@@ -232,7 +265,7 @@ def test_the_ending_has_a_piece_of_its_own() -> None:
         (FinishReason.STOP, "stop", None),
         (FinishReason.LENGTH, "length", None),
         (FinishReason.DEADLINE, "length", "deadline"),
-        (FinishReason.REPETITION, "stop", "repetition"),
+        (FinishReason.REPETITION, "repetition", None),
         (FinishReason.SHUTDOWN, "length", "shutdown"),
     ],
 )

@@ -22,6 +22,12 @@ def test_as_many_of_the_oldest_messages_are_left_out_as_the_chat_is_too_long_by(
     assert places(without_oldest(chat, PromptTooLong(60_000, 100))) == [0, 5]
 
 
+def test_system_messages_stay_wherever_they_are() -> None:
+    chat = said("user", "assistant", "system", "user", "assistant", "user")
+    assert places(without_oldest(chat, PromptTooLong(600, 400))) == [2, 4, 5]
+    assert places(without_oldest(chat, PromptTooLong(60_000, 100))) == [2, 5]
+
+
 def test_a_result_does_not_stay_without_its_call() -> None:
     chat = said("user", "assistant", "tool", "tool", "assistant", "user")
     assert places(without_oldest(chat, PromptTooLong(600, 450))) == [4, 5]

@@ -53,14 +53,28 @@ class ChatMessages:
                 raise wrong(f"messages[{place}]", "an object", message)
             if message.get("role") not in ROLES:
                 raise wrong(f"messages[{place}].role", "one of " + ", ".join(ROLES), message.get("role"))
-            if message.get("content") is None and not message.get("tool_calls"):
+            if all(message.get(name) in (None, []) for name in ("content", "tool_calls", "refusal")):
                 raise missing(f"messages[{place}].content")
         return cls(tuple(map(_known_to_templates, value)))
 
 
 def _known_to_templates(message: Message) -> Message:
-    # Chat templates have no role `developer`.
-    return {**message, "role": "system"} if message["role"] == "developer" else message
+    # Chat templates have no role `developer`, and no refusals: to a model they are what it said.
+    if message["role"] == "developer":
+        return {**message, "role": "system"}
+    if message["role"] != "assistant":
+        return message
+    content = message.get("content")
+    if content is None and message.get("refusal") is not None:
+        content = message["refusal"]
+    if isinstance(content, list):
+        content = [
+            {"type": "text", "text": part.get("refusal")}
+            if isinstance(part, dict) and part.get("type") == "refusal"
+            else part
+            for part in content
+        ]
+    return {**message, "content": content}
 
 
 @attrs.frozen(kw_only=True)

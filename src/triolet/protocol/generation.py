@@ -19,6 +19,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
+from triolet.protocol.labels import check_labels
 from triolet.protocol.sampling import check_object_fields, sampling_params, structure_request
 
 MIN_LOGPROB = -9999.0  # OpenAI's value for "impossible", since JSON has no infinity
@@ -81,7 +82,12 @@ class GenerationRequest:
     stream: bool = False  # True to send the answer in chunks, as they are generated
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = ResponseFormat()
-    user: str | None = None  # end user of the client; has no effect
+    # What a client labels its requests with; has no effect.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
+    store: bool = False
 
     timeout: float | None = None  # seconds after which the answer ends with what it has
     # True to send chunks without choices too, that say in `triolet` what the answer waits for.
@@ -109,12 +115,14 @@ class GenerationRequest:
         Raises:
             WireError: names the field, the rule and the value.
         """
+        identifiers = ("user", "safety_identifier", "prompt_cache_key")
+        check_labels(self.metadata, {name: getattr(self, name) for name in identifiers})
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
         if self.sampling.get("logprob_token_ids") and self.num_logprobs() is None:
             raise wrong("logprob_token_ids", "left out where logprobs are not asked for", "both")
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options", "left out where stream is false", self.stream_options)
+            raise wrong("stream_options", "left out where stream is false", "both")
         if self.triolet_events and not self.stream:
             raise wrong("triolet_events", "left out where stream is false", True)
 
@@ -212,10 +220,10 @@ def finish_reason(completion: CompletionOutput) -> tuple[str, str | int | None]:
             )
         case FinishReason.ERROR:
             raise of_exception(RuntimeError())
+        case FinishReason.REPETITION:  # vLLM's
+            return "repetition", completion.stop_reason
         case FinishReason.STOP | None:
             return "stop", completion.stop_reason
-        case other:
-            return "stop", other.value
 
 
 @attrs.define(eq=False)

@@ -14,19 +14,20 @@ def without_oldest(messages: list[Message], error: PromptTooLong) -> list[Messag
     Raises:
         PromptTooLong: `error` itself, if no message can be left out.
     """
-    # System messages at the beginning and the last message stay.
-    num_kept = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
-    first, rest = messages[:num_kept], messages[num_kept:]
-    if len(rest) < 2:
+    # System messages and the last one stay.
+    places = [place for place, one in enumerate(messages[:-1]) if one["role"] != "system"]
+    if not places:
         raise error
     excess = 1 - (error.max_model_len - 1) / error.num_prompt_tokens
     to_drop = excess * sum(map(_num_chars, messages))
-    dropped, place = 0, 0
-    # The result of a tool does not stay without the call before it.
-    while place < len(rest) - 1 and (place == 0 or dropped < to_drop or rest[place]["role"] == "tool"):
-        dropped += _num_chars(rest[place])
-        place += 1
-    return [*first, *rest[place:]]
+    dropped, left_out = 0, set[int]()
+    for place in places:
+        # The result of a tool does not stay without the call before it.
+        if left_out and dropped >= to_drop and messages[place]["role"] != "tool":
+            break
+        left_out.add(place)
+        dropped += _num_chars(messages[place])
+    return [one for place, one in enumerate(messages) if place not in left_out]
 
 
 def _num_chars(message: Message) -> int:

@@ -70,6 +70,7 @@ def test_the_usage_counts_prompt_cached_and_answer_tokens() -> None:
     [
         (FinishReason.STOP, "completed", "completed", None),
         (FinishReason.LENGTH, "incomplete", "incomplete", {"reason": "max_output_tokens"}),
+        (FinishReason.REPETITION, "incomplete", "incomplete", None),
         (FinishReason.ABORT, "incomplete", "cancelled", None),
         (FinishReason.DEADLINE, "incomplete", "cancelled", None),
         (FinishReason.SHUTDOWN, "failed", "failed", None),
@@ -161,6 +162,14 @@ def test_logprobs_come_with_the_deltas_and_again_when_the_text_is_done() -> None
         "logprob": -0.1,
         "top_logprobs": [{"token": "Hi", "bytes": [72, 105], "logprob": -0.1}],
     }
+
+
+def test_logprobs_of_a_call_open_no_message_behind_it() -> None:
+    forced = {"type": "function", "name": ADD["name"]}
+    subject = answer(tools=[ADD], tool_choice=forced, include=["message.output_text.logprobs"])
+    subject.add(output('{"a":1}', logprobs=True), NOW)
+    subject.add(output("", FinishReason.STOP, logprobs=True), NOW)
+    assert [item["type"] for item in subject.response()["output"]] == ["function_call"]
 
 
 def test_without_being_asked_for_there_are_no_logprobs() -> None:

@@ -518,6 +518,30 @@ async def test_a_resumed_answer_is_the_unbroken_one(autojump_clock: trio.testing
     assert text_of(before, "a") + text_of(after, "b") == expected_text("Hi", 6, LONG)
 
 
+async def test_a_client_that_has_the_last_event_gets_no_other_one_and_keeps_its_lane(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with chatting_engine() as engine, open_gateway(engine) as gateway:
+        async with connected(gateway) as first:
+            await first.create(resumable=True, max_output_tokens=3)
+            events = await first.until_ended()
+        response_id, last = events[0]["response"]["id"], events[-1]["sequence_number"]
+        async with connected(gateway) as second:
+            resume = {"type": "response.resume", "response_id": response_id}
+            await second.send({**resume, "starting_after": last})
+            await second.create(max_output_tokens=1)
+            assert (
+                {event["response"]["id"] for event in await second.until_ended() if "response" in event}
+                == {second.events[0]["response"]["id"]}
+                != {response_id}
+            )
+            await second.send({**resume, "starting_after": last + 1})
+            [refused] = await second.next_events()
+            assert (refused["status"], refused["error"]["param"]) == (400, "starting_after")
+            await second.create(max_output_tokens=1)
+            assert endings(await second.until_ended()) == [":response.incomplete"]
+
+
 async def test_a_resumable_answer_that_nobody_comes_back_for_is_aborted(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

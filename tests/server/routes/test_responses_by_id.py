@@ -104,6 +104,30 @@ async def test_a_resumable_response_that_nobody_reads_can_be_cancelled(
         assert (await scene.get(path)).json["status"] == "cancelled"
 
 
+async def test_a_deleted_response_can_be_neither_read_nor_resumed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with serving() as scene:
+        wish = {**ASK, "max_output_tokens": 2, "resumable": True}
+        for store in (True, False):
+            path = f"{RESPONSES}/{(await scene.post(RESPONSES, {**wish, 'store': store})).json['id']}"
+            assert (await scene.get(path)).status == 200
+            assert (await scene.call("DELETE", path).run()).json["deleted"]
+            for again in (path, f"{path}/input_items", f"{path}?stream=true"):
+                assert (await scene.get(again)).error == (404, "response_not_found", "response_id")
+            assert (await scene.call("DELETE", path).run()).status == 404
+
+
+async def test_a_running_response_is_not_deleted(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(endless()) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True})
+        nursery.start_soon(call.run)
+        path = f"{RESPONSES}/{await id_of(call)}"
+        answer = await scene.call("DELETE", path).run()
+        assert answer.error == (409, "response_in_progress", "response_id")
+        nursery.cancel_scope.cancel()
+
+
 async def test_nobody_cancels_or_sees_what_is_another_keys(autojump_clock: trio.testing.MockClock) -> None:
     config = GatewayConfig(api_keys=("mine", "yours"))
     mine, yours = ({"authorization": f"Bearer {key}"} for key in config.api_keys)

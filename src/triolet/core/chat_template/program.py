@@ -54,7 +54,7 @@ class TemplateProgram:
             tree.set_environment(environment)
             code = environment.compile(tree, filename=FILENAME)
         except Exception as error:
-            raise _as_chat_template_error(error, getattr(error, "lineno", None)) from error
+            raise _as_chat_template_error(error, getattr(error, "lineno", None), "chat_template") from error
         return cls(code, frozenset(variables))
 
     def run(
@@ -81,7 +81,7 @@ class TemplateProgram:
                 if num_chars > max_output_chars:
                     raise LimitReached(f"its output passed the limit of {max_output_chars} characters")
         except Exception as error:
-            raise _as_chat_template_error(error, _line_of(error, template)) from error
+            raise _as_chat_template_error(error, _line_of(error, template), "messages") from error
         finally:
             environment.close()
             # The compiled functions are in the dict that they have their globals from.
@@ -99,7 +99,7 @@ def _line_of(error: Exception, template: Template) -> int | None:
     return line
 
 
-def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateError:
+def _as_chat_template_error(error: Exception, line: int | None, field: str) -> ChatTemplateError:
     """Convert an error to the one for the caller: the template's own message, or the kind of error and its line."""
     place = "" if line is None else f" in line {line}"
     if isinstance(error, Refusal):
@@ -111,7 +111,7 @@ def _as_chat_template_error(error: Exception, line: int | None) -> ChatTemplateE
         text = f"the chat template failed{place}: {getattr(error, 'message', error)}"
     else:
         text = f"the chat template failed{place}: {type(error).__name__}"
-    return ChatTemplateError(text[:MAX_MESSAGE_CHARS], field="chat_template")
+    return ChatTemplateError(text[:MAX_MESSAGE_CHARS], field=field)
 
 
 class ChatTemplate:
@@ -197,7 +197,9 @@ class ChatTemplate:
                 limit of work or output.
         """
         if unread := sorted(values.keys() - self._variables):
-            raise ChatTemplateError(f"the chat template reads no value named {unread[0]!r}", field=unread[0])
+            raise ChatTemplateError(
+                f"the chat template reads no value named {unread[0]!r}", field="chat_template_kwargs"
+            )
         plain = plain_messages(messages)
         seen_by_template: dict[str, Any] = {
             **self._tokens,

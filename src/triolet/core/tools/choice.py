@@ -155,8 +155,10 @@ def _parse_tool(tool: object, field: str) -> FunctionTool:
         )
     # In Responses the function's fields stand beside its type.
     function = tool.get("function", tool)
+    if function is not tool:
+        field = f"{field}.function"
     if not isinstance(function, Mapping):
-        raise wrong(f"{field}.function", "must be a mapping", function)
+        raise wrong(field, "must be a mapping", function)
     name, description = function.get("name"), function.get("description")
     parameters, strict = function.get("parameters"), function.get("strict")
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not _is_plain(name):

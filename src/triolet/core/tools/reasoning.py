@@ -7,12 +7,16 @@ mistral      [THINK]...[/THINK] at the beginning of the answer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import attrs
 
 from triolet.core.tools.events import AnswerEvent, ReasoningPiece, TextPiece
 from triolet.core.tools.scanning import WHITESPACE, split_at_marker
+
+_TURN_MARK = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
+"""What templates write between turns."""
 
 
 @attrs.frozen
@@ -24,8 +28,12 @@ class ReasoningFormat:
     is_implied: bool = False  # it has begun where the answer begins, whether or not the opening mark is there
 
     def is_open_after(self, prompt: str) -> bool:
-        """Return True if a prompt ends inside reasoning: some templates write the opening marker."""
-        return prompt.rfind(self.opening) > prompt.rfind(self.closing)
+        """Return True if a prompt ends inside reasoning: some templates write the opening marker.
+
+        A marker in an earlier turn is only spoken of.
+        """
+        _, marker, rest = prompt.rpartition(self.opening)
+        return bool(marker) and self.closing not in rest and _TURN_MARK.search(rest) is None
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {

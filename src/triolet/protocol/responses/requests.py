@@ -24,15 +24,12 @@ from triolet.core.tools.answer import thinks_at
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
 from triolet.protocol.json import CONVERTER, JsonLimits, Wrong, parse_object, structure
+from triolet.protocol.labels import check_labels
 from triolet.protocol.responses.response_items import Input, Message
 from triolet.protocol.sampling import OffersTools, check_object_fields, sampling_params, structure_request
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
-MAX_METADATA_ENTRIES = 16
-# OpenAI's limits; the values are stored and echoed.
-MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 64, 512
-MAX_IDENTIFIER_CHARS = 64  # OpenAI's, of the three below
 _IDENTIFIERS = ("user", "safety_identifier", "prompt_cache_key")
 _METADATA_PREFIX = "ws_request_header_"  # Codex's, for the headers that an HTTP request would have
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
@@ -149,24 +146,10 @@ class CreateResponse(OffersTools):
             raise wrong("truncation", "disabled or auto", self.truncation)
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
-        if len(self.metadata) > MAX_METADATA_ENTRIES:
-            raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(self.metadata))
-        self._check_lengths()
+        check_labels(self.metadata, {name: getattr(self, name) for name in _IDENTIFIERS})
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
         check_stream_id(self.stream_id)
-
-    def _check_lengths(self) -> None:
-        for key, value in self.metadata.items():
-            if len(key) > MAX_METADATA_KEY_CHARS:
-                raise wrong(
-                    "metadata", f"an object with keys of at most {MAX_METADATA_KEY_CHARS} characters", key
-                )
-            if len(value) > MAX_METADATA_VALUE_CHARS:
-                raise wrong(f"metadata.{key}", f"at most {MAX_METADATA_VALUE_CHARS} characters long", value)
-        for name in _IDENTIFIERS:
-            if len(getattr(self, name) or "") > MAX_IDENTIFIER_CHARS:
-                raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", getattr(self, name))
 
     def prompt(self, messages: list[Message], plan: ToolPlan, thinking_switch: str | None = None) -> Prompt:
         """Return the prompt for `Engine.generate`.

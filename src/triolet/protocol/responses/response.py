@@ -314,6 +314,8 @@ class ResponseBuilder:
                 return self._end("response.completed", "completed", ending, now)
             case FinishReason.LENGTH:
                 ending |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            case FinishReason.REPETITION:
+                ending["status"] = "incomplete"  # OpenAI's reasons have none for it
             case FinishReason.ABORT | FinishReason.DEADLINE:
                 ending["status"] = "cancelled"
             case FinishReason.SHUTDOWN:

@@ -299,7 +299,8 @@ class ResponseItems:
             self.num_reasoning_tokens += new.num_tokens
         for piece in pieces:
             events += self._piece(piece)
-        if is_last and self._late_logprobs:
+        ends_in_call = bool(self.items) and isinstance(self.items[-1], CallOutput)
+        if is_last and self._late_logprobs and not ends_in_call:
             events += self._text("")  # of tokens without a text of their own, such as the one that ended it
         return events
 

@@ -422,6 +422,10 @@ class Session:
             return self.emit(turn, turn.answer.fail(error, now), now)
         return [Send(error.event(turn.stream_id)), *self._ended(turn, now)]
 
+    def end_turn(self, turn: Turn, now: int) -> list[Effect]:
+        """End a turn from which nothing comes any more, unless it has ended."""
+        return self._ended(turn, now) if self._lanes.is_active(turn) else []
+
     # ------------------------------------------------------------------------------------ the way down
 
     def drain(self, now: int) -> list[Effect]:

@@ -20,7 +20,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.server.responses.journal import JournaledResponse
@@ -130,6 +130,13 @@ class ResumableResponses:
             return None
         return resumable.answer
 
+    def forget(self, response_id: str, owner: str | None) -> bool:
+        """Drop the log of a finished response; return whether there was one that this owner may read."""
+        if self.find(response_id, owner) is None:
+            return False
+        self._drop(self._responses[response_id])
+        return True
+
     def begin(self, answer: ResponseBuilder, owner: str | None, generate: Generate) -> None:
         """Start to generate a response, as fast as it is read.
 
@@ -230,14 +237,17 @@ class ResumableResponses:
             wait_for_room: waits until more events may be emitted.
         Raises:
             EventsGone: the log was dropped before all of it was read, or after it was found.
+            WireError: there is no event of that number yet.
             Exception: why the engine refused the request.
         """
         resumable = self._responses.get(answer.response_id)
         if resumable is None:  # it was dropped since it was found
             raise EventsGone
         # After a power failure the journal may lack events that a client has; their numbers come again with others.
-        if self.journal is not None and starting_after >= answer.num_events > 0:
-            raise EventsGone
+        if starting_after >= answer.num_events > 0:
+            if self.journal is not None:
+                raise EventsGone
+            raise wrong("starting_after", f"at most {answer.num_events - 1}, the last number", starting_after)
         told: dict[str, Event] = {}  # vendor events, by type
         with self._reading(resumable):
             while True:

@@ -270,6 +270,9 @@ class ResponsesConnection:
             if wire_error.status >= 500:
                 log.exception("a response failed")
             self._apply(self._session.refuse(turn, wire_error, _now()))
+        else:
+            if turn.resume is not None:  # a client that had the last event already gets no other one
+                self._apply(self._session.end_turn(turn, _now()))
         finally:
             del self._turns[turn]
 

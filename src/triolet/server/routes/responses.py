@@ -91,9 +91,19 @@ def as_json(response: dict[str, Any]) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Delete a stored response."""
+    """Delete a finished response: what is stored of it, and what is kept for readers that come back."""
+    context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    if not context_of(request).responses_context.store.delete(response_id, owner_of(request)):
+    if context.active.find(response_id, owner) is not None:
+        raise WireError(
+            "The response is in progress; cancel it first.",
+            code="response_in_progress",
+            status=409,
+            param="response_id",
+        )
+    was_stored = context.responses_context.store.delete(response_id, owner)
+    was_kept = context.gateway is not None and context.gateway.resumable.forget(response_id, owner)
+    if not was_stored and not was_kept:
         raise not_found("There is no response of that id.")
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -186,6 +196,8 @@ class _Stream:
                     await events.send(event, event["type"])
         if self._failure is not None:
             raise self._failure
+        if not events.has_started:  # there was nothing after `starting_after`
+            await events.start()
 
     async def _generate(self) -> None:
         try:

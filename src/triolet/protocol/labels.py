@@ -1,0 +1,33 @@
+"""Limits of what a client labels its requests with: metadata and identifiers, which are stored and echoed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triolet.protocol.errors import wrong
+
+# OpenAI's limits.
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 64, 512
+MAX_IDENTIFIER_CHARS = 64
+
+
+def check_labels(metadata: Mapping[str, str], identifiers: Mapping[str, str | None]) -> None:
+    """Check the labels of a request.
+
+    Args:
+        identifiers: such as `user`, by the name of the field; None for one that is left out.
+    Raises:
+        WireError: names the field, the rule and the value.
+    """
+    if len(metadata) > MAX_METADATA_ENTRIES:
+        raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(metadata))
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARS:
+            rule = f"an object with keys of at most {MAX_METADATA_KEY_CHARS} characters"
+            raise wrong("metadata", rule, key)
+        if len(value) > MAX_METADATA_VALUE_CHARS:
+            raise wrong(f"metadata.{key}", f"at most {MAX_METADATA_VALUE_CHARS} characters long", value)
+    for name, identifier in identifiers.items():
+        if identifier is not None and len(identifier) > MAX_IDENTIFIER_CHARS:
+            raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", identifier)
