@@ -126,6 +126,19 @@ def test_amid_reasoning_any_token_may_come_until_its_budget_is_spent() -> None:
     assert (desk.masks.sort([entry.serial]), desk.has_answers()) == ({}, False)  # it awaits none
 
 
+def test_an_answer_with_a_form_does_not_end_amid_its_reasoning() -> None:
+    desk = Desk()
+    constraint = Constraint(grammar=GRAMMAR, thinking=THINKS)
+    bound = desk.journal.open(make_request(constraint=constraint, eos_token_ids=(2, 7)))
+    free = desk.journal.open(make_request(constraint=Constraint(thinking=THINKS), eos_token_ids=(2, 7)))
+    assert desk.masks.sort([bound.serial, free.serial]) == {}
+    all_but_two_and_seven = bytes([0b0111_1011])
+    assert desk.masks.take_answers() == {
+        bound.serial: TokenMask(0, all_but_two_and_seven),
+        free.serial: TokenMask(0, None),
+    }
+
+
 def test_an_answer_with_a_form_may_begin_with_reasoning() -> None:
     desk = Desk()
     entry, plain = desk.open(rules=MAY_THINK), desk.open()

@@ -27,7 +27,7 @@ from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner, is_external
-from triolet.core.request.grammar_state import Thinking, TokenMask, only, with_token
+from triolet.core.request.grammar_state import Thinking, TokenMask, all_but, only, with_token
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -171,7 +171,11 @@ class GrammarMasks:
             return constraint.grammar, tuple(output[thinking.ended or 0 :])
         forced = thinking.forced_token_id(output)
         assert self._model.info is not None, "the model is loaded before requests are admitted"
-        mask = None if forced is None else only(forced, self._model.info.vocab_size)
+        vocab_size, mask = self._model.info.vocab_size, None
+        if forced is not None:
+            mask = only(forced, vocab_size)
+        elif is_bound and (eos := entry.request.eos_token_ids):
+            mask = all_but(eos, vocab_size)  # an answer with a form ends where the form may
         self.answer(entry.serial, TokenMask(len(output), mask))
         return None
 

@@ -10,7 +10,7 @@ out of the steps, and the others go on; so it does not matter where masks come f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -119,6 +119,14 @@ def only(token_id: int, vocab_size: int) -> bytes:
     """Return a mask that allows one token of the vocabulary."""
     mask = bytearray((vocab_size + 7) // 8)
     mask[token_id // 8] = 1 << token_id % 8
+    return bytes(mask)
+
+
+def all_but(token_ids: Iterable[int], vocab_size: int) -> bytes:
+    """Return a mask that allows all tokens of the vocabulary but these."""
+    mask = bytearray(b"\xff" * ((vocab_size + 7) // 8))
+    for token_id in token_ids:
+        mask[token_id // 8] &= ~(1 << token_id % 8)
     return bytes(mask)
 
 
