@@ -54,6 +54,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "ministral3"},
         {"vision_config": {**VISION, "model_type": "pixtral"}, "image_token_index": 302},
     ),
+    "lfm2-vl": (
+        "Lfm2Vl",
+        "lfm2",
+        {"model_type": "lfm2"},
+        {"vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}},
+    ),
     "qwen2.5-vl": (
         "Qwen2_5_VL",
         "qwen2",

@@ -332,6 +332,24 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {**_SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+    ),
+    "lfm2-biased": (
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [2],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",

@@ -206,6 +206,23 @@ class DeltaNetConfig:
 
 
 @attrs.frozen(kw_only=True)
+class ShortConvolutionConfig:
+    """A layer with a gated convolution over the last few tokens. Source: arXiv 2511.23404."""
+
+    channels: int
+    kernel_size: int  # tokens
+    bias: bool  # of the convolution and the projections around it
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a sequence's state: nothing beside the inputs of the convolution."""
+        return (0,)
+
+
+RecurrentConfig = MambaConfig | DeltaNetConfig | ShortConvolutionConfig
+
+
+@attrs.frozen(kw_only=True)
 class MoeConfig:
     """A feed-forward block of which each token uses `experts_per_token` of `num_experts`."""
 
@@ -235,7 +252,7 @@ class LayerConfig:
     moe: MoeConfig | None = None  # None for a dense feed-forward block
     latent: LatentConfig | None = None  # None for attention with keys and values of its heads
     # What the layer has in place of attention; None for attention.
-    recurrent: MambaConfig | DeltaNetConfig | None = None
+    recurrent: RecurrentConfig | None = None
 
 
 @attrs.frozen(kw_only=True)

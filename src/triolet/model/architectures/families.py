@@ -119,6 +119,7 @@ _FAMILIES: dict[str, Family] = {
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),
+    "Lfm2ForCausalLM": Family(hybrid.lfm2),
     "DeepseekV2ForCausalLM": Family(latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Family(latent.deepseek_v3),
 }

@@ -13,6 +13,7 @@ from triolet.model.architectures.decoder_config import (
     DeltaNetConfig,
     MambaConfig,
     MoeConfig,
+    ShortConvolutionConfig,
     TensorNames,
 )
 from triolet.model.architectures.dense_families import with_granite_multipliers
@@ -30,6 +31,7 @@ from triolet.model.architectures.moe_families import GRANITE_STACKS, sparse_laye
 from triolet.model.folder.json_fields import Fields
 
 LINEAR = "linear_attention"
+_CONVOLUTION = "conv"
 _OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # names in files of transformers 4
 
 
@@ -57,11 +59,11 @@ def granite_moe_hybrid(fields: Fields, max_model_len: int | None) -> DecoderConf
     return attrs.evolve(config, intermediate_size=_shared_size(fields), names=names)
 
 
-def _kinds(fields: Fields, default: Sequence[str]) -> list[str]:
+def _kinds(fields: Fields, default: Sequence[str], recurrent: str = LINEAR) -> list[str]:
     name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
     kinds = [_OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or default]
-    if len(kinds) != len(default) or not set(kinds) <= {LINEAR, FULL}:
-        raise unsupported(fields, name, f"{len(default)} times {LINEAR} or {FULL}")
+    if len(kinds) != len(default) or not set(kinds) <= {recurrent, FULL}:
+        raise unsupported(fields, name, f"{len(default)} times {recurrent} or {FULL}")
     return kinds
 
 
@@ -201,6 +203,60 @@ def _qwen(
         attention_gate=True,
         names=names,
     )
+
+
+def lfm2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Liquid LFM2: short convolutions, and a few layers with attention."""
+    defaults = Defaults(
+        vocab_size=65536,
+        hidden_size=2560,
+        intermediate_size=12288,
+        num_key_value_heads=8,
+        max_position_embeddings=128_000,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    convolution = ShortConvolutionConfig(
+        channels=config.hidden_size,
+        kernel_size=fields.integer("conv_L_cache", 3, minimum=2),
+        bias=fields.flag("conv_bias", False),
+    )
+    count = len(config.layers)
+    attending = fields.integers("full_attn_idxs") if "full_attn_idxs" in fields else range(count)
+    default = [FULL if index in attending else _CONVOLUTION for index in range(count)]
+    kinds = _kinds(fields, default, _CONVOLUTION)
+    changes = [{"recurrent": None if kind == FULL else convolution} for kind in kinds]
+    return attrs.evolve(
+        with_layers(config, changes),
+        intermediate_size=_adjusted(fields, fields.integer("block_ff_dim", config.intermediate_size)),
+        norm=attrs.evolve(config.norm, eps=fields.number("norm_eps", 1e-5)),
+        tied_head=fields.flag("tie_embedding", config.tied_head),
+        activation="silu",
+        qk_norm=True,
+        names=TensorNames(
+            final_norm="embedding_norm",
+            attention_norm="operator_norm",
+            query_norm="self_attn.q_layernorm",
+            key_norm="self_attn.k_layernorm",
+            attention_out="self_attn.out_proj",
+            mlp_norm="ffn_norm",
+            mlp_in=("feed_forward.w1", "feed_forward.w3"),
+            mlp_out="feed_forward.w2",
+            recurrent_in=("conv.in_proj",),
+            recurrent_convolution="conv.conv",
+            recurrent_out="conv.out_proj",
+        ),
+    )
+
+
+def _adjusted(fields: Fields, size: int) -> int:
+    """Return the numbers within a feed-forward block: two thirds, times a factor, rounded up."""
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    multiple = fields.integer("block_multiple_of", 256)
+    size = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    return multiple * math.ceil(size / multiple)
 
 
 def _qwen_experts(fields: Fields, num_experts: int, experts_per_token: int) -> MoeConfig | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 LANGUAGE_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",

@@ -23,6 +23,8 @@ from triolet.model.architectures.decoder_config import (
     LayerConfig,
     MambaConfig,
     NormConfig,
+    RecurrentConfig,
+    ShortConvolutionConfig,
     TensorNames,
 )
 from triolet.model.architectures.kv_format import SCALE_ENDINGS
@@ -193,28 +195,35 @@ def _plan_attention(
 
 
 def _plan_recurrent(
-    planner: _Planner, config: DecoderConfig, layer: MambaConfig | DeltaNetConfig, ours: str, theirs: str
+    planner: _Planner, config: DecoderConfig, layer: RecurrentConfig, ours: str, theirs: str
 ) -> None:
-    names, hidden, plans, bias = config.names, config.hidden_size, planner.plans, False
+    names, hidden, plans = config.names, config.hidden_size, planner.plans
+    bias = convolution_bias = False
     vectors = {"step_bias": names.recurrent_step_bias, "decay": names.recurrent_decay}
-    if isinstance(layer, MambaConfig):
-        size, normed, bias = layer.inner_size, layer.inner_size, layer.projection_bias
-        outs: Shape = (size + layer.channels + layer.num_heads,)
-        vectors["skip"] = names.recurrent_skip
-    else:
-        size, normed = layer.value_size, layer.value_dim
-        outs, rates = (layer.channels, size), (layer.num_heads, layer.num_heads)
-        project_rates = tuple(theirs + name for name in names.recurrent_rates)
-        planner.linear(ours + "recurrent_rates", project_rates, rates, hidden, bias=False)
+    match layer:
+        case MambaConfig():
+            size = normed = layer.inner_size
+            bias, convolution_bias = layer.projection_bias, layer.convolution_bias
+            outs: Shape = (size + layer.channels + layer.num_heads,)
+            vectors["skip"] = names.recurrent_skip
+        case DeltaNetConfig():
+            size, normed = layer.value_size, layer.value_dim
+            outs, rates = (layer.channels, size), (layer.num_heads, layer.num_heads)
+            project_rates = tuple(theirs + name for name in names.recurrent_rates)
+            planner.linear(ours + "recurrent_rates", project_rates, rates, hidden, bias=False)
+        case ShortConvolutionConfig():
+            size, outs = layer.channels, (3 * layer.channels,)
+            bias = convolution_bias = layer.bias
     project_in = tuple(theirs + name for name in names.recurrent_in)
     planner.linear(ours + "recurrent_in", project_in, outs, hidden, bias=bias)
     convolution, shape = theirs + names.recurrent_convolution, (layer.channels, 1, layer.kernel_size)
     plans[ours + "convolution.weight"] = TensorPlan(((f"{convolution}.weight", shape),))
-    if isinstance(layer, MambaConfig) and layer.convolution_bias:
+    if convolution_bias:
         plans[ours + "convolution.bias"] = TensorPlan(((f"{convolution}.bias", shape[:1]),))
-    for name, stored in vectors.items():
-        plans[f"{ours}recurrent_{name}"] = TensorPlan(((theirs + stored, (layer.num_heads,)),))
-    planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
+    if not isinstance(layer, ShortConvolutionConfig):
+        for name, stored in vectors.items():
+            plans[f"{ours}recurrent_{name}"] = TensorPlan(((theirs + stored, (layer.num_heads,)),))
+        planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
     planner.linear(ours + "recurrent_out", (theirs + names.recurrent_out,), (hidden,), size, bias=bias)
 
 

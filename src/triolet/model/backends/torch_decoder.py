@@ -32,6 +32,7 @@ from triolet.model.architectures.decoder_config import (
     MambaConfig,
     MoeConfig,
     NormConfig,
+    ShortConvolutionConfig,
 )
 from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.architectures.weight_map import WeightReader
@@ -48,6 +49,7 @@ from triolet.model.backends.layers.mixture_of_experts import (
     SoftmaxRouter,
     read_experts,
 )
+from triolet.model.backends.layers.short_convolution import ShortConvolution, build_short_convolution
 from triolet.model.backends.quant_method import LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, ModelSpec
 
@@ -223,7 +225,7 @@ class DecoderLayer:
     """Attention and feed-forward, each between a norm and the residual stream."""
 
     attention_norm: Norm | None
-    attention: Attention | LatentAttention | Mamba | DeltaNet
+    attention: Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution
     post_attention_norm: Norm | None
     mlp_norm: Norm | None
     mlp: FeedForward | MixtureOfExperts
@@ -434,11 +436,13 @@ def _build_attention(
     weights: WeightReader,
     facts: DecoderFacts,
     adapters: LayerAdapters | None,
-) -> Attention | LatentAttention | Mamba | DeltaNet:
+) -> Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution:
     if layer.latent is not None:
         return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
     if (recurrent := layer.recurrent) is not None:
         eps, activation = config.norm.eps, _PLAIN[config.activation]
+        if isinstance(recurrent, ShortConvolutionConfig):
+            return build_short_convolution(recurrent, prefix, weights)
         if isinstance(recurrent, MambaConfig):
             return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
         return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
