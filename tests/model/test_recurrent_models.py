@@ -35,6 +35,11 @@ def test_blocks_are_as_long_as_their_states_are_large_unless_their_size_is_given
     assert load(folder, block_size=8).block_size == 8
 
 
+def test_a_state_may_be_the_inputs_of_a_convolution_alone(tmp_path: Path) -> None:
+    # Two layers with two states of 2 * 64 numbers each take as much as 8 tokens; 16 is the smallest choice.
+    assert load(make_model("lfm2", tmp_path)).block_size == 16
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -274,7 +274,7 @@ def _available_of_machine(meminfo: Path) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, small_bytes: int = 0) -> Tensor:
-    if device.type != "cpu" or sys.platform == "win32":
+    if device.type != "cpu" or sys.platform == "win32" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # Anonymous pages are zero and allocated at the first access: a cache that is never full never takes its whole size.
     # torch.zeros would write it all, which takes seconds for 4 GiB.
