@@ -76,7 +76,7 @@ async def _run(world: World) -> None:
 
 
 async def _lose_patience(world: World) -> None:
-    """Beside the run, not around it: a scope around it would be a deadline of every request."""
+    """End a run that does not get on: it is a violation, and no test that waits for ever."""
     await trio.sleep(PATIENCE_S)
     world.violated("nothing moves any more")
     world.emergency.cancel()

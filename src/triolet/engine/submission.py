@@ -202,7 +202,9 @@ class RequestPreparation:
             InvalidRequest: the model cannot serve the request.
         """
         arrival_s = trio.current_time()
-        deadline_s = min(submission.deadline_s, trio.current_effective_deadline())
+        # Not the deadline of the caller's scope: that one may be moved, or left before the answer is read, and it
+        # cancels the reader by itself.
+        deadline_s = submission.deadline_s
         queue_deadline_s = arrival_s + submission.queue_timeout_s
         await trio.lowlevel.checkpoint()
         adapter = None
