@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -133,6 +136,48 @@ def test_a_message_names_the_field_the_rule_and_what_came(error: TrioletError, m
 )
 def test_what_a_message_says_can_be_read_by_a_program(error: TrioletError, facts: dict[str, object]) -> None:
     assert {name: getattr(error, name) for name in facts} == facts
+
+
+# A value for each annotation of the classes' parameters; most classes take the message, like `Exception`.
+EXAMPLES: dict[object, object] = {
+    inspect.Parameter.empty: "the message",
+    "str": "a",
+    "str | None": "b",
+    "int": 3,
+    "int | None": -9,
+    "float": 0.5,
+    "bool": True,
+    "object": ("c", 4),
+    "Sequence[str]": ("d", "e"),
+}
+
+
+def example_of(kind: type[TrioletError]) -> TrioletError:
+    """Return an error of a class, with a value for each of its parameters."""
+    positional, named = [], {}
+    for parameter in list(inspect.signature(kind.__init__).parameters.values())[1:]:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL):
+            positional.append(EXAMPLES[parameter.annotation])
+        elif parameter.annotation is not parameter.empty:
+            named[parameter.name] = EXAMPLES[parameter.annotation]
+    return kind(*positional, **named)
+
+
+def pickled(error: TrioletError) -> TrioletError:
+    twin: TrioletError = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    return twin
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_copy_or_a_pickle_of_an_error_has_its_text_and_fields(
+    kind: type[TrioletError], copied: Callable[[TrioletError], TrioletError]
+) -> None:
+    error = example_of(kind)
+    error.add_note("a note")
+    twin = copied(error)
+    assert twin is not error
+    assert (type(twin), str(twin), twin.args, vars(twin)) == (kind, str(error), error.args, vars(error))
 
 
 class Unshowable:

@@ -50,6 +50,17 @@ def shown(got: object) -> str:
 class TrioletError(Exception):
     """Base of all exceptions that triolet raises on purpose."""
 
+    # Python would pickle and copy it as a call of its class with `args`, the finished message, where many classes take
+    # the parts of one.
+    def __reduce__(self) -> tuple[object, ...]:
+        return _without_init, (type(self), self.args), self.__dict__
+
+
+def _without_init(kind: type[TrioletError], args: tuple[object, ...]) -> TrioletError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 # ---------------------------------------------------------------------------- the caller's request
 
