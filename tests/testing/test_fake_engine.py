@@ -70,6 +70,24 @@ async def test_a_planted_crash_costs_a_stream_no_token(autojump_clock: MockClock
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
+async def test_the_restart_after_a_crash_takes_no_script_no_failure_and_is_no_prompt(
+    autojump_clock: MockClock,
+) -> None:
+    model = ScriptedModel(["one", "two", "three"])
+    async with open_fake_engine(model) as engine:
+        assert (await engine.complete("a", LONG)).text == "one"
+        model.crash()
+        assert (await engine.complete("b", LONG)).text == "two"
+        model.crash(after_steps=1)  # in the middle of the answer
+        async with engine.generate("c", LONG) as stream:
+            await anext(stream)
+            model.fail_next_request("out of luck")
+            assert await stream.text() == "three"
+        with pytest.raises(RequestFailed, match="out of luck"):
+            await engine.complete("d", LONG)
+    assert (model.prompts, model.num_crashes) == (["a", "b", "c", "d"], 2)
+
+
 async def test_a_planted_failure_is_one_requests_own() -> None:
     model = ScriptedModel("fine")
     model.fail_next_request("out of luck")
