@@ -113,9 +113,56 @@ def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, text
     assert result.exit_code == 1 and not target.exists()
 
 
-def test_a_file_that_is_no_output_of_a_batch_is_not_written_to(tmp_path: Path) -> None:
+ANSWER = '{"id": "batch_req", "custom_id": "9", "response": {}, "error": null}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong_line"),
+    [
+        ("my notes\nand more", 1),
+        ("my only note", 1),
+        (line("a").removesuffix("\n"), 1),  # a request is no answer
+        (line("a"), 1),
+        ('{"custom_id": "a"}\n', 1),
+        (ANSWER.replace('"9"', "9"), 1),
+        (ANSWER + "and more", 2),
+        (ANSWER + '{"id": "batch_req", "cus\n', 2),  # it has its end
+        (ANSWER + "[" * 100_000, 2),
+    ],
+    ids=range(9),
+)
+def test_a_file_that_is_no_output_of_a_batch_stays_as_it_is(
+    tmp_path: Path, content: str, wrong_line: int
+) -> None:
     target = tmp_path / "notes.txt"
-    target.write_text("my notes\nand more", encoding="utf-8")
-    with pytest.raises(click.ClickException, match=r"notes\.txt:1: the line must be an answer of a batch"):
+    target.write_text(content, encoding="utf-8")
+    rule = rf"notes\.txt:{wrong_line}: the line must be an answer of a batch"
+    with pytest.raises(click.ClickException, match=rule):
         finished_ids(target)
-    assert target.read_text(encoding="utf-8") == "my notes\nand more"
+    assert target.read_text(encoding="utf-8") == content
+
+
+@pytest.mark.parametrize("length", [1, len('{"id": "batch_'), len(ANSWER) - 2])
+def test_only_the_beginning_of_an_answer_is_cut_off(tmp_path: Path, length: int) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text(ANSWER + ANSWER[:length], encoding="utf-8")
+    assert finished_ids(target) == {"9"}
+    assert target.read_text(encoding="utf-8") == ANSWER
+
+
+def test_an_answer_whose_line_has_lost_its_end_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text(ANSWER + ANSWER.replace("9", "10").removesuffix("\n"), encoding="utf-8")
+    assert finished_ids(target) == {"9", "10"}
+    assert target.read_text(encoding="utf-8") == ANSWER + ANSWER.replace("9", "10")
+
+
+def test_the_output_of_a_batch_must_be_another_file_than_its_input(tmp_path: Path) -> None:
+    source, link = tmp_path / "in.jsonl", tmp_path / "link.jsonl"
+    content = line("a") + line("b").removesuffix("\n")
+    source.write_text(content, encoding="utf-8")
+    link.symlink_to(source)
+    for target in (source, link):
+        result = CliRunner().invoke(main, ["run-batch", str(source), str(target)])
+        assert "OUT.jsonl must be another file than IN.jsonl; got" in result.stderr
+        assert result.exit_code == 2 and source.read_text(encoding="utf-8") == content

@@ -259,6 +259,8 @@ def run_batch(source: Path, target: Path, concurrency: int | None, config: Engin
     order in which they end. The same command continues a run that was interrupted: what OUT.jsonl has is not asked
     again.
     """
+    if target.exists() and target.samefile(source):
+        raise click.UsageError(f"OUT.jsonl must be another file than IN.jsonl; got {target} for both")
     from triolet.cli.batch.run import run
 
     run(source, target, config, concurrency or config.max_num_seqs)

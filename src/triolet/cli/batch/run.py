@@ -6,8 +6,8 @@
 Requests go to the ASGI app of the server, without a socket, so that routes, checks and errors are the server's own.
 
 A run that was interrupted is continued by the same command. An answer is appended in one write, so that the file has
-whole lines, but perhaps for the last one after a crash of the machine or of the program; that one is cut off. Requests
-whose custom_id is in the file are not asked again, and no answer stands twice.
+whole lines, but perhaps for the last one after a crash of the machine or of the program; if that is the beginning of an
+answer, it is cut off. Requests whose custom_id is in the file are not asked again, and no answer stands twice.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ URLS: Final = (
     "/v1/rerank",
 )
 FIELDS: Final = frozenset(("custom_id", "method", "url", "body"))
+ANSWER_FIELDS: Final = frozenset(("id", "custom_id", "response", "error"))
+ANSWER_BEGINNING: Final = b'{"id": "batch_'  # of every line that `AppCall.answer` makes
 MAX_BODY_BYTES: Final = 2**30  # of the user's own file, which need not be guarded against
 
 
@@ -152,10 +154,10 @@ def read_line(text: str, where: str) -> BatchLine:
 
 
 def finished_ids(path: Path) -> set[str]:
-    """Return the ids that a file has answers for; a last line without its end is cut off.
+    """Return the ids that a file has answers for; the beginning of an answer in its last line is cut off.
 
     Raises:
-        BatchError: the file has something else than answers of a batch.
+        BatchError: the file has something else than answers of a batch, and stays as it is.
     """
     if not path.exists():
         return set()
@@ -170,17 +172,33 @@ def _finished_in(file: IO[bytes], path: Path) -> set[str]:
     found: set[str] = set()
     num_whole_bytes = 0
     for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
+        try:
+            found.add(_answered_id(json.loads(line)))
+        except (ValueError, RecursionError):
+            begins = line.startswith(ANSWER_BEGINNING) or ANSWER_BEGINNING.startswith(line)
+            if line.endswith(b"\n") or not begins:
+                raise BatchError(
+                    f"{path}:{number}: the line must be an answer of a batch; got {shown(line)}"
+                ) from None
             file.truncate(num_whole_bytes)
             break
-        try:
-            found.add(json.loads(line)["custom_id"])
-        except (ValueError, KeyError, TypeError):
-            raise BatchError(
-                f"{path}:{number}: the line must be an answer of a batch; got {shown(line)}"
-            ) from None
+        if not line.endswith(b"\n"):  # an answer that an editor has taken the end from
+            file.write(b"\n")
         num_whole_bytes += len(line)
     return found
+
+
+def _answered_id(answer: object) -> str:
+    """Return the custom_id of an answer.
+
+    Raises:
+        ValueError: the object has another form.
+    """
+    if not isinstance(answer, dict) or answer.keys() != ANSWER_FIELDS:
+        raise ValueError
+    if not isinstance(custom_id := answer["custom_id"], str):
+        raise ValueError
+    return custom_id
 
 
 class Batch:
