@@ -51,10 +51,13 @@ def make_folder(
     return path
 
 
-def finished(folder: Path, vector: Tensor) -> Tensor:
+def dense(folder: Path, vector: Tensor) -> Tensor:
     weights = load_file(folder / "2_Dense/model.safetensors")
-    dense = torch.tanh(functional.linear(vector, weights["linear.weight"], weights["linear.bias"]))
-    return functional.normalize(dense, dim=-1)
+    return torch.tanh(functional.linear(vector, weights["linear.weight"], weights["linear.bias"]))
+
+
+def finished(folder: Path, vector: Tensor) -> Tensor:
+    return functional.normalize(dense(folder, vector), dim=-1)
 
 
 def difference(found: Sequence[Any], expected: Tensor) -> float:
@@ -84,6 +87,28 @@ async def test_a_sentence_transformers_folder_is_followed_alone_in_chunks_and_ag
                 assert difference(output.outputs.embedding, finished(folder, pooled)) <= 1e-5
             # only the last token's state needs none of those whose KV is cached
             assert (output.num_cached_tokens > 0) == (method == "LAST")
+
+
+@pytest.mark.parametrize(
+    ("order", "length_is_one"),
+    [((1, 3, 2), False), ((1, 3, 2, 3), True)],  # of Pooling, Dense and Normalize
+)
+async def test_dense_layers_and_normalisation_are_applied_in_the_order_of_the_modules(
+    order: tuple[int, ...], length_is_one: bool, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "tiny", "mean_tokens", dense=True)
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))[::-1]
+    listed = [{**modules[place], "idx": idx} for idx, place in enumerate((0, *order))]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    pooled = functional.normalize(hidden_states(folder, LONG).mean(dim=0), dim=-1)
+    normalised, plain = finished(folder, pooled), dense(folder, pooled)
+    async with open_tiny(folder, convert="auto") as engine:
+        output = await engine.embed(LONG)
+        expected = normalised if length_is_one else plain
+        assert difference(output.outputs.embedding, expected) <= 1e-5
+        # a request switches the last step only
+        raw = await engine.embed(LONG, PoolingParams(use_activation=False))
+        assert difference(raw.outputs.embedding, plain) <= 1e-5
 
 
 async def test_every_token_has_its_vector_over_chunks(tmp_path: Path) -> None:
@@ -130,6 +155,13 @@ async def test_dimensions_are_cut_after_the_dense_layers_and_normalised(tmp_path
             lambda folder: (folder / "modules.json").write_text('[{"idx": 1, "type": "LSTM", "path": ""}]'),
             UnsupportedModel,
             "got 'LSTM'",
+        ),
+        (
+            lambda folder: (folder / "modules.json").write_text(
+                '[{"idx": 1, "type": "Normalize", "path": ""}]'
+            ),
+            UnsupportedModel,
+            "Normalize must come after Pooling",
         ),
         (
             lambda folder: change_json(folder / "1_Pooling/config.json", pooling_mode_max_tokens=True),

@@ -46,9 +46,11 @@ class DenseLayer:
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
     activation: torch.nn.Module
+    normalizes_input: bool  # whether what it reads is brought to length 1
 
     def __call__(self, x: Tensor) -> Tensor:
         # [n, in] -> [n, out]
+        x = functional.normalize(x, dim=-1) if self.normalizes_input else x
         result: Tensor = self.activation(functional.linear(x, self.weight, self.bias))
         return result
 
@@ -208,7 +210,7 @@ def _dense_layer(config: DenseConfig, device: torch.device) -> DenseLayer:
     shape = config.out_features, config.in_features
     weight = _tensor(config.folder, "linear.weight", shape, device)
     bias = _tensor(config.folder, "linear.bias", shape[:1], device) if config.bias else None
-    return DenseLayer(weight, bias, getattr(torch.nn, config.activation)())
+    return DenseLayer(weight, bias, getattr(torch.nn, config.activation)(), config.normalizes_input)
 
 
 def _deep_head(

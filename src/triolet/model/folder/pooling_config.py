@@ -44,6 +44,7 @@ class DenseConfig:
     out_features: int
     bias: bool
     activation: str  # name in torch.nn
+    normalizes_input: bool = False  # whether a Normalize stands in front of it
 
 
 @attrs.frozen(kw_only=True)
@@ -186,8 +187,11 @@ def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
                 config = _with_transformer(config, place / "sentence_bert_config.json")
             case "Pooling":
                 method = _method(place / "config.json")
+            case "Dense" | "Normalize" as name if not method:
+                raise UnsupportedModel(f"{path}: {name} must come after Pooling")
             case "Dense":
-                dense.append(_dense(place))
+                dense.append(_dense(place, normalizes_input=normalizes))
+                normalizes = False
             case "Normalize":
                 normalizes = True
             case other:
@@ -246,7 +250,7 @@ def _method(path: Path) -> str:
     return _MODES[mode]
 
 
-def _dense(folder: Path) -> DenseConfig:
+def _dense(folder: Path, *, normalizes_input: bool) -> DenseConfig:
     fields = Fields(folder / "config.json", read_json_object(folder / "config.json"))
     dotted = fields.text("activation_function", "torch.nn.modules.linear.Identity")
     name = dotted.rsplit(".", 1)[-1]
@@ -263,4 +267,5 @@ def _dense(folder: Path) -> DenseConfig:
         out_features=fields.integer("out_features", 0),
         bias=fields.flag("bias", True),
         activation=name,
+        normalizes_input=normalizes_input,
     )
