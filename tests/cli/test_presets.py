@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import triolet
 from tests.cli.fake_engine import FakeEngine, open_fake_engine
 from triolet.cli import main
-from triolet.cli.models.presets import find_file
+from triolet.cli.models.presets import PresetError, find_file
 
 RUN = Callable[..., Result]
 PRESETS = """
@@ -110,6 +110,7 @@ def test_the_first_file_of_the_usual_places_is_read(tmp_path: Path, file: Path) 
         ),
         ("[presets.x.sampling]\ntop_p = 7", "presets.x.sampling: top_p must be"),
         ("[presets.x]\nsystem = '@no.txt'", "presets.x.system must name a readable text file; "),
+        ("[presets.x]\nsystem = '@~no-such-user/a'", "presets.x.system must name a readable text file; "),
         ("presets = 1", "presets must be a table; got 1"),
         ("[presets", "must be readable TOML; "),
     ],
@@ -123,6 +124,11 @@ def test_a_wrong_file_is_refused_with_field_rule_and_value(
         assert sentence in result.stderr and str(file) in result.stderr
         assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
     assert engines == []
+
+
+def test_a_file_of_presets_in_the_folder_of_an_unknown_user_is_missing() -> None:
+    with pytest.raises(PresetError, match="TRIOLET_CONFIG must name a file; got '~no-such-user/a'"):
+        find_file({"TRIOLET_CONFIG": "~no-such-user/a"})
 
 
 def test_settings_of_the_engine_are_refused_beside_a_server(run: RUN, file: Path) -> None:

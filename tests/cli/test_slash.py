@@ -230,6 +230,15 @@ def test_a_file_that_is_no_chat_is_neither_loaded_nor_overwritten(
         assert path.read_text() == content
 
 
+@pytest.mark.parametrize("line", ["/read {}", "/save {}", "/load {}", "/system @{}"])
+def test_the_folder_of_an_unknown_user_is_complained_of_as_a_missing_file_is(
+    state: ChatState, line: str
+) -> None:
+    complaint = slash.run(line.format("~no-such-user/file"), state).complaint
+    missing = slash.run(line.format("no-such-folder/file"), state).complaint or ""
+    assert complaint == missing.replace("no-such-folder", "~no-such-user") != ""
+
+
 def test_files_that_were_read_go_with_the_next_message_only(state: ChatState, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alpha\n")
     assert "goes with the next message" in slash.run(f"/read {tmp_path}/a.txt", state).say[0]

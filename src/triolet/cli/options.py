@@ -546,6 +546,6 @@ def text_or_file(text: str | None, flag: str) -> str | None:
     if text is None or not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).expanduser().read_text(encoding="utf-8").strip()
+        return Path(os.path.expanduser(text[1:])).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise click.UsageError(f"{flag} must name a readable text file; {error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import enum
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -209,7 +210,7 @@ def _stats(state: ChatState, argument: str) -> Effect:
 def _save(state: ChatState, argument: str) -> Effect:
     if not argument:
         return Effect(complaint="/save takes the name of a file")
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))  # not of Path, which raises RuntimeError for ~nobody
     saved = SavedChat(history=state.conversation, model=state.model, sampling=state.sampling)
     try:
         saved.write(path)
@@ -221,7 +222,7 @@ def _save(state: ChatState, argument: str) -> Effect:
 def _load(state: ChatState, argument: str) -> Effect:
     if not argument:
         return Effect(complaint="/load takes the name of a file that /save wrote")
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
     try:
         saved = SavedChat.read(path)
         state.sampling, warned = with_sampling_values(state.defaults, _sampling_of(saved, path))
@@ -248,7 +249,7 @@ def _read(state: ChatState, argument: str) -> Effect:
     if not argument:
         return Effect(complaint="/read takes the name of a text file")
     try:
-        text = attached_text(Path(argument).expanduser())
+        text = attached_text(Path(os.path.expanduser(argument)))
     except ChatFileError as error:
         return Effect(complaint=str(error))
     state.conversation.attached.append(text)

@@ -69,7 +69,7 @@ def find_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """
     environ = os.environ if environ is None else environ
     if named := environ.get(VARIABLE):
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))
         if not path.is_file():
             raise PresetError(f"{VARIABLE} must name a file; got {named!r}")
         return path
@@ -217,7 +217,7 @@ def _text_of(text: str, path: Path, where: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return (path.parent / Path(text[1:]).expanduser()).read_text(encoding="utf-8").strip()
+        return (path.parent / os.path.expanduser(text[1:])).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise PresetError(f"{where} must name a readable text file; {error}") from None
 
