@@ -39,6 +39,24 @@ def test_an_empty_config_means_the_defaults_of_the_config_class(family: str) -> 
     assert parse(architecture) == parse_decoder_config({**written, "architectures": [architecture]}, FOLDER)
 
 
+@pytest.mark.parametrize(
+    "family", [name for name, facts in FAMILIES.items() if getattr(transformers, facts[1]).attribute_map]
+)
+def test_other_names_of_a_field_are_read_as_the_config_class_reads_them_alone_and_beside_it(
+    family: str,
+) -> None:
+    architecture, class_name, _ = FAMILIES[family]
+    config_class = getattr(transformers, class_name)
+    for other, name in config_class.attribute_map.items():
+        if other == "layers_block_type":  # lists of kinds have a test of their own
+            continue
+        for fields in ({other: 48}, {name: 96}, {other: 48, name: 96}):
+            config = {"num_experts_per_tok": 4, **fields}
+            read = json.loads(config_class.from_dict(dict(config)).to_json_string(use_diff=False))
+            theirs = parse_decoder_config({**read, "architectures": [architecture]}, FOLDER)
+            assert parse(architecture, **config) == theirs, fields
+
+
 def test_rope_parameters_of_version_4_mean_what_those_of_version_5_mean() -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 512

@@ -250,6 +250,11 @@ def gpt2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a GPT-2."""
     if fields.flag("add_cross_attention", False):
         raise unsupported(fields, "add_cross_attention", "false: there is no encoder to attend to")
+    # as in transformers, the general name wins over GPT-2's
+    general = {
+        own: fields.values[name] for name, own in _GPT2_FIELDS.items() if fields.values.get(name) is not None
+    }
+    fields = attrs.evolve(fields, values={**fields.values, **general})
     hidden_size, num_heads = fields.integer("n_embd", 768), fields.integer("n_head", 12)
     if hidden_size % num_heads:
         raise fields.wrong("n_embd", f"a multiple of n_head ({num_heads})")
@@ -279,6 +284,12 @@ def gpt2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
+_GPT2_FIELDS = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 _GPT2_NAMES = TensorNames(
     prefix="transformer.",
     embedding="wte",

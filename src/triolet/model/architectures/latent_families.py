@@ -52,7 +52,7 @@ def deepseek_v2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         scale=fields.number("routed_scaling_factor", 1.0),
     )
     moe = MoeConfig(
-        num_experts=fields.integer("n_routed_experts", 64),
+        num_experts=fields.integer("num_experts", fields.integer("n_routed_experts", 64)),
         experts_per_token=experts_per_token,
         intermediate_size=fields.integer("moe_intermediate_size", 1407),
         normalize=False,
@@ -87,7 +87,7 @@ def deepseek_v3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         is_corrected=True,
     )
     moe = MoeConfig(
-        num_experts=fields.integer("n_routed_experts", 256),
+        num_experts=fields.integer("num_local_experts", fields.integer("n_routed_experts", 256)),
         experts_per_token=fields.integer("num_experts_per_tok", 8),
         intermediate_size=fields.integer("moe_intermediate_size", 2048),
         normalize=fields.flag("norm_topk_prob", True),

@@ -42,7 +42,7 @@ def mixtral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         base_config(fields, defaults, max_model_len), fields.optional_integer("sliding_window")
     )
     experts = MoeConfig(
-        num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 8)),
+        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 8)),
         experts_per_token=fields.integer("num_experts_per_tok", 2),
         intermediate_size=config.intermediate_size,
         normalize=True,
@@ -129,7 +129,7 @@ def qwen3_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     config = base_config(fields, defaults, max_model_len)
     window = window_in_use(fields)
     experts = MoeConfig(
-        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
+        num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 128)),
         experts_per_token=fields.integer("num_experts_per_tok", 8),
         intermediate_size=fields.integer("moe_intermediate_size", 768),
         normalize=fields.flag("norm_topk_prob", False),
@@ -162,7 +162,7 @@ def gpt_oss(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         parameters = attrs.evolve(parameters, values={"rope_type": "yarn", **scaling})
     config = base_config(fields, defaults, max_model_len, parameters)
     experts = MoeConfig(
-        num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 128)),
+        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
         experts_per_token=fields.integer("num_experts_per_tok", fields.integer("experts_per_token", 4)),
         intermediate_size=config.intermediate_size,
         normalize=True,
