@@ -213,6 +213,11 @@ def test_a_saved_chat_is_loaded_with_its_settings_and_replaces_the_present_one(
         ('{"triolet_chat": 2, "messages": []}', "has version 2"),
         ('{"triolet_chat": 1, "messages": [{"role": "user", "content": "a"}]}', "must be a chat"),
         ('{"triolet_chat": 1, "messages": [], "sampling": {"n": 3}}', "sampling parameters only; it sets n"),
+        ("[" * 100_000, "must be a chat that /save wrote"),
+        (
+            '{"triolet_chat": 1, "messages": [{"role": "system", "content": "\\ud800"}]}',
+            "must be a chat that /save wrote",
+        ),
         (None, "cannot be read"),
     ],
 )
@@ -237,6 +242,12 @@ def test_the_folder_of_an_unknown_user_is_complained_of_as_a_missing_file_is(
     complaint = slash.run(line.format("~no-such-user/file"), state).complaint
     missing = slash.run(line.format("no-such-folder/file"), state).complaint or ""
     assert complaint == missing.replace("no-such-folder", "~no-such-user") != ""
+
+
+def test_a_chat_that_is_no_unicode_is_not_saved_and_leaves_no_file(state: ChatState, tmp_path: Path) -> None:
+    state.conversation.system = "\udcff"  # from a byte on the command line that is no UTF-8
+    assert "a message must be UTF-8" in (slash.run(f"/save {tmp_path}/chat.json", state).complaint or "")
+    assert not (tmp_path / "chat.json").exists()
 
 
 def test_files_that_were_read_go_with_the_next_message_only(state: ChatState, tmp_path: Path) -> None:

@@ -85,12 +85,15 @@ class SavedChat:
             "messages": messages,
         }
         try:
+            encoded = json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"
             if path.exists() and path.stat().st_size:
                 SavedChat.read(path)
             path.touch(mode=0o600)
-            path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            path.write_bytes(encoded)
         except OSError as error:
             raise ChatFileError(f"{path} cannot be written; {error.strerror}") from error
+        except UnicodeError as error:
+            raise ChatFileError(f"{path} cannot be written; a message must be UTF-8; {error}") from error
 
     @classmethod
     def read(cls, path: Path) -> SavedChat:
@@ -101,6 +104,7 @@ class SavedChat:
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate, such as "\ud800"
             if content[FORMAT_KEY] != FORMAT_VERSION:
                 raise ChatFileError(
                     f"{path} has version {content[FORMAT_KEY]}; this program reads {FORMAT_VERSION}"
@@ -114,7 +118,7 @@ class SavedChat:
             raise ChatFileError(f"{path} cannot be read; {error.strerror}") from error
         except ChatFileError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ChatFileError(f"{path} must be a chat that /save wrote; it is something else") from error
 
 
