@@ -254,7 +254,9 @@ def load_model(
         else:
             from triolet.model.backends.transformers_backend import load_transformers_model
 
-            loaded = load_transformers_model(folder, config, torch_dtype, device, trust_remote_code)
+            loaded = load_transformers_model(
+                folder, config, torch_dtype, device, trust_remote_code, max_model_len
+            )
     _check_length(max_model_len, loaded.spec.max_position)
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.model.backends.test_transformers_backend import (
     load,
     save_model,
 )
+from triolet.errors import UnsupportedModel
 from triolet.model.backends import own_attention
 from triolet.model.backends.own_attention import OwnAttentionModel, groups
 from triolet.model.interface import LayerCacheSpec
@@ -34,7 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.5}),
     "bloom": (
         "Bloom",
-        dict(n_layer=2, n_head=4, tie_word_embeddings=False),
+        dict(n_layer=2, n_head=4, tie_word_embeddings=False, seq_length=128),
     ),  # positions from the attention mask
     "gptj": ("GPTJ", dict(n_embd=64, n_layer=2, n_head=4, n_positions=128, rotary_dim=8)),
     "codegen": ("CodeGen", dict(n_embd=64, n_layer=2, n_head=4, n_positions=128, n_ctx=128, rotary_dim=8)),
@@ -124,6 +126,32 @@ def test_sequences_of_unlike_length_in_one_step_get_the_logits_of_transformers(
         with torch.no_grad():
             wanted = pair.own(torch.tensor([text])).logits[0]
         torch.testing.assert_close(torch.cat(got[name]), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "given", "length"),
+    [
+        ("bloom", {}, None, 128),
+        ("bloom", {"seq_length": None}, 96, 96),
+        pytest.param("mpt", {}, None, 128, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_without_positions_reaches_as_far_as_its_config_or_else_max_model_len_says(
+    tmp_path: Path, family: str, fields: dict[str, Any], given: int | None, length: int
+) -> None:
+    architecture, own = FAMILIES[family]
+    save_model(tmp_path, f"{architecture}ForCausalLM", **{**own, **fields})
+    assert "max_position_embeddings" not in json.loads((tmp_path / "config.json").read_text())
+    assert load(tmp_path, max_model_len=given).spec.max_position == length
+
+
+def test_a_model_whose_config_names_no_length_is_refused_without_max_model_len(tmp_path: Path) -> None:
+    architecture, own = FAMILIES["bloom"]
+    save_model(tmp_path, f"{architecture}ForCausalLM", **{**own, "seq_length": None})
+    with pytest.raises(
+        UnsupportedModel, match=r"seq_length must be a whole number, or .* max_model_len be given"
+    ):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -141,7 +142,11 @@ def save_model(folder: Path, architecture: str, **fields: Any) -> Any:
     """Write a small random model to `folder`; return it."""
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture)
-    model = model_class(model_class.config_class(**{**SMALL, **fields})).eval()
+    config_class = model_class.config_class
+    # a name that the class does not know would be written, too, and hide that published configs lack it
+    known = {*inspect.signature(config_class).parameters, *config_class.attribute_map}
+    small = {name: value for name, value in SMALL.items() if name in known}
+    model = model_class(config_class(**{**small, **fields})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -150,9 +155,15 @@ def save_model(folder: Path, architecture: str, **fields: Any) -> Any:
     return model
 
 
-def load(folder: Path, *, trust: bool = False, dtype: torch.dtype = torch.float32) -> CausalModel:
+def load(
+    folder: Path,
+    *,
+    trust: bool = False,
+    dtype: torch.dtype = torch.float32,
+    max_model_len: int | None = None,
+) -> CausalModel:
     config = json.loads((folder / "config.json").read_text())
-    return load_transformers_model(folder, config, dtype, "cpu", trust)
+    return load_transformers_model(folder, config, dtype, "cpu", trust, max_model_len)
 
 
 def change_config(folder: Path, **fields: Any) -> None:

@@ -132,7 +132,7 @@ def test_frequencies_that_change_with_the_longest_row_are_refused_by_the_name_of
     monkeypatch.setattr(
         transformers_backend,
         "longest_position",
-        lambda config: config.get_text_config().max_position_embeddings,
+        lambda config, _: config.get_text_config().max_position_embeddings,
     )
     save_model(tmp_path, "Olmo2ForCausalLM", max_position_embeddings=LONG, rope_parameters=LONGROPE)
     with pytest.raises(UnsupportedModel, match=r"computes other values over the paged cache .* at positions"):

@@ -45,6 +45,9 @@ _KNOWN_LAYER_TYPES: Final = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "dense", "sparse", "moe"}
 )
 
+# Names of the longest sequence in configs: most families', MPT's, and what Bloom's checkpoints have.
+_LENGTHS: Final = ("max_position_embeddings", "max_seq_len", "seq_length")
+
 
 @attrs.frozen(eq=False)
 class TransformersModel:
@@ -80,7 +83,12 @@ class TransformersModel:
 
 
 def load_transformers_model(
-    folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str, trust_remote_code: bool
+    folder: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: str,
+    trust_remote_code: bool,
+    max_model_len: int | None = None,
 ) -> CausalModel:
     """Load a model folder with transformers' modelling code, and check it over a paged cache.
 
@@ -90,6 +98,7 @@ def load_transformers_model(
         dtype: of weights, activations and KV.
         device: torch's name of it.
         trust_remote_code: whether Python code in the folder may be run.
+        max_model_len: longest sequence that will be asked for, tokens.
 
     Returns:
         The model, on `device`, ready for steps.
@@ -104,7 +113,7 @@ def load_transformers_model(
     architecture = check_architecture(fields)
     model_class = _model_class(folder, fields, architecture, trust_remote_code)
     model_config = read_model_config(folder, model_class, trust_remote_code)
-    max_position = longest_position(model_config)
+    max_position = longest_position(model_config, max_model_len)
     Checkpoint.open(folder)  # finds missing and truncated files before anything is allocated
     register_attention()
     own = "sdpa" if model_class._supports_sdpa else "eager"
@@ -250,16 +259,21 @@ def read_model_config(
     return model_config
 
 
-def longest_position(model_config: PreTrainedConfig) -> int:
+def longest_position(model_config: PreTrainedConfig, max_model_len: int | None = None) -> int:
     """Return the longest sequence with rotary frequencies that do not depend on its length, tokens.
 
     LongRoPE turns to other frequencies as soon as one sequence of a batch is longer than the original
     context, for all of the batch and not for what is in the cache; so its original context is the end here.
+    Linear biases in the place of positions have no end; where the config names none, it is `max_model_len`.
     """
     text_config = model_config.get_text_config()
-    max_position = getattr(text_config, "max_position_embeddings", None)
+    lengths = [getattr(text_config, name, None) for name in _LENGTHS]
+    max_position = next((length for length in lengths if length is not None), max_model_len)
     if not isinstance(max_position, int):
-        raise UnsupportedModel(f"max_position_embeddings must be a whole number; got {max_position!r}")
+        raise UnsupportedModel(
+            f"one of {', '.join(_LENGTHS)} must be a whole number, or for a model that generates "
+            f"max_model_len be given; got {lengths}"
+        )
     rope = getattr(text_config, "rope_parameters", None) or {}
     for parameters in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
         if parameters.get("rope_type") == "longrope":
