@@ -160,6 +160,19 @@ def test_a_reply_that_fails_is_taken_back_and_the_chat_goes_on(chat: Terminal) -
     chat.expect("prompt 10")
 
 
+def test_a_file_goes_with_the_message_that_is_sent_after_one_that_failed(
+    chat: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("alpha\n", encoding="utf-8")
+    chat.type(f"/read {tmp_path}/a.txt" + ENTER)
+    chat.expect(" characters, goes")
+    chat.type("please fail now" + ENTER)
+    chat.expect("its files go with")
+    chat.type("hello" + ENTER)
+    chat.expect("alpha")
+    chat.expect("hello")
+
+
 @pytest.mark.slow
 def test_a_dead_engine_ends_the_chat_with_one_line(chat: Terminal) -> None:
     chat.type("kill the engine" + ENTER)

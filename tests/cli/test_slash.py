@@ -260,6 +260,19 @@ def test_files_that_were_read_go_with_the_next_message_only(state: ChatState, tm
     assert "readable text file" in (slash.run(f"/read {tmp_path}/none", state).complaint or "")
 
 
+def test_files_of_a_message_that_is_taken_back_go_with_the_next_one(state: ChatState, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha\n")
+    slash.run(f"/read {tmp_path}/a.txt", state)
+    for _ in range(2):
+        state.conversation.ask("What is this?")
+        assert state.conversation.messages()[-1]["content"] == "a.txt:\n```\nalpha\n```\n\nWhat is this?"
+        assert state.conversation.take_back_unanswered() is not None
+    state.conversation.ask("What is this?")
+    state.conversation.answer("The first letter.")
+    assert state.conversation.take_back_unanswered() is None
+    assert (len(state.conversation.exchanges), state.conversation.attached) == (3, [])
+
+
 def test_one_of_the_forked_replies_is_picked(state: ChatState) -> None:
     assert slash.run("/fork", state) == slash.Effect(next=Next.FORK, argument="2")
     assert "from 2 to 4; got 9" in (slash.run("/fork 9", state).complaint or "")

@@ -315,10 +315,9 @@ class Chat:
         return f"Cut off: {context} is full; /clear begins a new conversation."
 
     def _take_back_if_unanswered(self) -> None:
-        exchanges = self.state.conversation.exchanges
-        if exchanges and exchanges[-1].answer is None:
-            exchanges.pop()
-            self.screen.remark("Your message was taken back; the Up key brings it again.")
+        if (exchange := self.state.conversation.take_back_unanswered()) is not None:
+            files = "; its files go with the next message" if exchange.attached else ""
+            self.screen.remark(f"Your message was taken back; the Up key brings it again{files}.")
 
 
 def _explained(error: TrioletError) -> str:

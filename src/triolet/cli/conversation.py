@@ -31,6 +31,7 @@ class Exchange:
 
     question: str
     answer: str | None = None
+    attached: tuple[str, ...] = ()  # texts of files that the question begins with
 
 
 @attrs.define
@@ -43,7 +44,8 @@ class ChatHistory:
 
     def ask(self, question: str) -> None:
         """Begin an exchange."""
-        self.exchanges.append(Exchange("\n\n".join([*self.attached, question])))
+        text = "\n\n".join([*self.attached, question])
+        self.exchanges.append(Exchange(text, attached=tuple(self.attached)))
         self.attached.clear()
 
     def answer(self, text: str) -> None:
@@ -53,6 +55,14 @@ class ChatHistory:
     def take_back(self) -> Exchange | None:
         """Forget the last exchange and return it; None if there was none."""
         return self.exchanges.pop() if self.exchanges else None
+
+    def take_back_unanswered(self) -> Exchange | None:
+        """Forget the last exchange if it has no answer, and return it; its files go with the next question again."""
+        if not self.exchanges or self.exchanges[-1].answer is not None:
+            return None
+        exchange = self.exchanges.pop()
+        self.attached = [*exchange.attached, *self.attached]
+        return exchange
 
     def messages(self, *, with_last_answer: bool = False) -> list[dict[str, str]]:
         """Return the chat messages, up to the last question for the model to answer."""
