@@ -329,6 +329,20 @@ def test_a_wrong_prompt_in_a_batch_leaves_nothing_behind(llm: LLM) -> None:
         llm.generate(["A", "B"], [seeded(1)], use_tqdm=False)
 
 
+def test_a_wrong_prompt_behind_more_than_the_queue_holds_is_refused_before_anything_is_computed(
+    runner: FakeRunner,
+) -> None:
+    llm = LLM(engine=make_engine(runner, max_queued_requests=1, max_num_seqs=1))
+    for wrong in ("", [VOCAB], {"prompt": "A", "odd": 1}):
+        with pytest.raises(InvalidRequest):
+            llm.generate(["A", "B", "C", "D", wrong], seeded(1), use_tqdm=False)
+    wanted: list[SamplingParams] = [seeded(1)] * 4 + [seeded(1, n=100)]
+    with pytest.raises(InvalidRequest, match="n must be at most"):
+        llm.generate(["A", "B", "C", "D", "E"], wanted, use_tqdm=False)
+    statistics = llm.llm_engine.statistics()
+    assert (statistics.steps, statistics.num_requests_live) == (0, 0)
+
+
 def test_an_interrupted_batch_leaves_nothing_behind(llm: LLM, runner: FakeRunner) -> None:
     def interrupt(plan: StepPlan) -> None:
         if plan.step_id == 3:

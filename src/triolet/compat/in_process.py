@@ -108,7 +108,20 @@ class InProcessAdapters:
         """Numbers of the loaded adapters."""
         return {adapter.int_id for adapter in self._table.adapters}
 
-    def resolve(self, request: object) -> Adapter:
+    def check(self, request: object) -> LoRARequest:
+        """Check that a request may name this adapter; return it. Nothing is read.
+
+        Raises:
+            InvalidRequest: it is no `LoRARequest`, or adapters are not enabled.
+        """
+        if not isinstance(request, LoRARequest):
+            raise InvalidRequest(
+                f"lora_request must be a LoRARequest; got {type(request).__name__}", field="lora_request"
+            )
+        self._table.check_enabled(request)
+        return request
+
+    def resolve(self, given: object) -> Adapter:
         """Return the adapter of a request, loaded now if it is not yet.
 
         Raises:
@@ -116,11 +129,7 @@ class InProcessAdapters:
                 adapter cannot be loaded (`AdapterError`).
             AdaptersPinned: there is no room for another adapter, because all are pinned.
         """
-        if not isinstance(request, LoRARequest):
-            raise InvalidRequest(
-                f"lora_request must be a LoRARequest; got {type(request).__name__}", field="lora_request"
-            )
-        self._table.check_enabled(request)
+        request = self.check(given)
         if (adapter := self._table.find(request)) is None:
             adapter = Adapter.of(request, digest_of_folder(request.folder, self._support))
             self._prepare(adapter, is_pinned=self._table.is_pinned(adapter))

@@ -20,6 +20,7 @@ from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
 from triolet.compat.operations.offline import OfflineOperations
 from triolet.compat.pooling import params_of_task
+from triolet.compat.prompts import EngineCoreRequest
 from triolet.compat.refusals import OFFLINE_METHODS, refuse_given, refusing
 from triolet.compat.views import Tokenizer
 from triolet.core.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
@@ -89,6 +90,7 @@ class LLM(OfflineOperations):
             An output for each prompt, in their order.
         Raises:
             InvalidRequest: a prompt or an argument is wrong; nothing has been computed, and nothing stays queued.
+            AdapterError: an adapter cannot be loaded; it is tried when its first prompt is queued.
         """
         refuse_given(vllm_only)
         listed = _as_list(prompts)
@@ -336,8 +338,13 @@ class LLM(OfflineOperations):
         """Keep as many requests queued as the engine admits, and step until all are answered."""
         if self.llm_engine.is_sleeping():  # there is no other thread that could wake it
             raise InvalidRequest("the engine sleeps or is paused; call wake_up() or resume it first")
-        engine, waiting = self.llm_engine, list(zip(prompts, params, priorities, strict=True))
-        adapters = adapters or [None] * len(prompts)
+        engine, adapters = self.llm_engine, adapters or [None] * len(prompts)
+        # All before the first is computed, so that a wrong one costs nothing.
+        prompts = [
+            prompt if isinstance(prompt, EngineCoreRequest) else engine.prepare(prompt, one, lora)
+            for prompt, one, lora in zip(prompts, params, adapters, strict=True)
+        ]
+        waiting = list(zip(prompts, params, priorities, strict=True))
         ids: list[str] = []
         outputs: dict[str, Any] = {}
         with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Self, TypeVar, cast
@@ -22,7 +23,7 @@ from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
-from triolet.compat.prompts import EngineCoreRequest, split_prompt
+from triolet.compat.prompts import EngineCoreRequest, PreparedPrompt, split_prompt
 from triolet.compat.refusals import (
     ENGINE_ATTRIBUTES,
     ENGINE_METHODS,
@@ -256,7 +257,7 @@ class LLMEngine(EngineOperations):
             )
             check_rank(prompt.data_parallel_rank)
             prompt = {"prompt_token_ids": prompt.prompt_token_ids}
-        try:
+        with self._counted_rejection():
             self._admit(
                 request_id,
                 prompt,
@@ -267,10 +268,30 @@ class LLMEngine(EngineOperations):
                 client=client,
                 trace_headers=accepted_trace_headers(trace_headers, self._tracing),
             )
+        return request_id
+
+    def prepare(
+        self, prompt: Any, params: SamplingParams | PoolingParams, lora_request: LoRARequest | None = None
+    ) -> PreparedPrompt:
+        """Encode a prompt and check it, as `add_request` does that takes the result in its place; nothing is queued.
+
+        Raises:
+            InvalidRequest: the prompt or another argument is wrong. The adapter is not read.
+        """
+        with self._counted_rejection():
+            params, pooling = self._checked(params)
+            self._core.admission.check_answers(params.n)
+            if lora_request is not None:
+                self._adapters.check(lora_request)
+            return self._prepare(prompt, params, pooling, None)
+
+    @contextmanager
+    def _counted_rejection(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             self._core.journal.stats.rejected(error.limit if isinstance(error, Overloaded) else None)
             raise
-        return request_id
 
     def _admit(
         self,
@@ -285,32 +306,22 @@ class LLMEngine(EngineOperations):
     ) -> None:
         if request_id in self._answers:
             raise RequestIdInUse(request_id)
-        builder, admission, now_s = self._builder, self._core.admission, self._clock()
-        pooling = None
-        if isinstance(params, PoolingParams):
-            params, pooling = builder.check_pooling(params)
-        else:
-            params = builder.check(params)
+        admission, now_s = self._core.admission, self._clock()
+        params, pooling = self._checked(params)
         # Before the prompt is tokenized: work on a request that is refused anyway would be in vain.
         admission.reserve(now_s, params.n, client=client)
         try:
             adapter = None if lora_request is None else self._adapters.resolve(lora_request)
-            content, salt = split_prompt(prompt, None, cache_salt)
-            parsed = parse_prompt(content)
-            tokenized = self._run(
-                builder.tokenize(parsed, params)
-                if pooling is None
-                else builder.tokenize_pooled(parsed, pooling, None)
-            )
-            constraint = self._run(builder.constrain(params, tokenized.token_ids))
-            requests = builder.build(
+            if not isinstance(prompt, PreparedPrompt):
+                prompt = self._prepare(prompt, params, pooling, cache_salt)
+            requests = self._builder.build(
                 request_id,
                 params,
-                tokenized,
-                constraint,
+                prompt.tokenized,
+                prompt.constraint,
                 arrival_s=now_s,
                 client=client,
-                cache_salt=salt,
+                cache_salt=prompt.cache_salt,
                 pooling=pooling,
                 adapter=adapter,
                 **facts,
@@ -324,6 +335,28 @@ class LLMEngine(EngineOperations):
         outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
         self._outputs[request_id] = outputs
         self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
+
+    def _checked(
+        self, params: SamplingParams | PoolingParams | None
+    ) -> tuple[SamplingParams, PoolingParams | None]:
+        if isinstance(params, PoolingParams):
+            return self._builder.check_pooling(params)
+        return self._builder.check(params), None
+
+    def _prepare(
+        self, prompt: Any, params: SamplingParams, pooling: PoolingParams | None, cache_salt: str | None
+    ) -> PreparedPrompt:
+        builder = self._builder
+        content, salt = split_prompt(prompt, None, cache_salt)
+        parsed = parse_prompt(content)
+        tokenized = self._run(
+            builder.tokenize(parsed, params)
+            if pooling is None
+            else builder.tokenize_pooled(parsed, pooling, None)
+        )
+        return PreparedPrompt(
+            tokenized, self._run(builder.constrain(params, tokenized.token_ids)), cache_salt=salt
+        )
 
     def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:
         """Run the preparation of a request to its end: tokenize and compile grammars here and now."""

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import attrs
 
+from triolet.core.request.grammar_state import Constraint
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
+from triolet.core.request.tokenizer_interface import Tokenized
 from triolet.errors import InvalidPrompt, InvalidRequest, shown
 
 
@@ -66,6 +68,15 @@ class EngineCoreRequest:
                 "prompt_token_ids must be a list of integers; got None", field="prompt_token_ids"
             )
         return tuple(value or getattr(self, name) for name, value in given.items())
+
+
+@attrs.frozen
+class PreparedPrompt:
+    """Prompt that has been encoded and checked, together with its parameters; made by `LLMEngine.prepare`."""
+
+    tokenized: Tokenized
+    constraint: Constraint | None  # what its parameters bind the answer to; the grammar has been compiled
+    cache_salt: str | None
 
 
 def check_max_log_len(value: Any) -> int | None:

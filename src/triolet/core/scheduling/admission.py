@@ -91,12 +91,7 @@ class Admission:
             Overloaded: too few places are free, or the free ones are reserved for other clients.
             InvalidParams: the engine never has so many places.
         """
-        if num_places > self.max_live_requests:
-            raise refuse(
-                "n",
-                f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)",
-                num_places,
-            )
+        self.check_answers(num_places)
         num_left = self.max_live_requests - self._num_reserved - len(self.journal) - num_places
         if num_left < 0:
             raise Overloaded("max_queued_requests", self.max_queued_requests, self.retry_after_s(now_s))
@@ -109,6 +104,19 @@ class Admission:
             self.check_tokens(now_s, client)
         self._num_reserved += num_places
         self._reserved[client] += num_places
+
+    def check_answers(self, num_answers: int) -> None:
+        """Check that an idle engine has a place for each answer.
+
+        Raises:
+            InvalidParams: it has fewer.
+        """
+        if num_answers > self.max_live_requests:
+            raise refuse(
+                "n",
+                f"must be at most {self.max_live_requests} (max_num_seqs + max_queued_requests)",
+                num_answers,
+            )
 
     def check_tokens(self, now_s: float, client: str | None = None) -> None:
         """Check the limit of waiting tokens; again once the prompt is tokenised, since others came meanwhile.
