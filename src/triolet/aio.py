@@ -450,8 +450,16 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object],
 
 
 async def _result(future: Future[T]) -> T:
-    # Shielded, since a cancelled wait must not cancel what it waits for.
-    return await asyncio.shield(asyncio.wrap_future(future))
+    # Not through a future of asyncio: one whose wait is cancelled would log an error that comes later.
+    await _ended(future).wait()
+    return future.result()
+
+
+def _ended(future: Future[Any]) -> asyncio.Event:
+    """Return an event that is set when a future is done, whatever its result."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: _call_soon(loop, ended.set))
+    return ended
 
 
 async def _outcome(call: RemoteCall[T]) -> T:
@@ -466,8 +474,7 @@ async def _outcome(call: RemoteCall[T]) -> T:
 
 async def _wait_through_cancellation(future: Future[Any]) -> None:
     """Wait until a future is done, whatever its result; a cancellation is raised after that."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    future.add_done_callback(lambda _: _call_soon(loop, ended.set))
+    ended = _ended(future)
     cancelled: asyncio.CancelledError | None = None
     while not ended.is_set():
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from math import inf
 from typing import Any
@@ -56,6 +56,18 @@ async def opened(executor: FastExecutor | None = None, **fields: object) -> Asyn
         yield engine
         if engine.death is None:
             await assert_nothing_is_held(engine)
+
+
+@contextmanager
+def nothing_is_logged() -> Iterator[None]:
+    """Check that asyncio had no error to log, such as one of a future that nobody asked for."""
+    logged: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context))
+    yield
+    gc.collect()  # with the future its error is logged
+    loop.set_exception_handler(None)
+    assert logged == []
 
 
 def params(num_tokens: int, seed: int = 3) -> SamplingParams:
@@ -148,6 +160,16 @@ async def test_a_timeout_ends_a_whole_answer_and_frees_its_blocks() -> None:
             async with asyncio.timeout(0.05):
                 await engine.complete([1], LONG)
         await assert_nothing_is_held(engine)
+
+
+@in_asyncio
+async def test_a_call_that_is_cancelled_leaves_no_error_to_be_logged() -> None:
+    with nothing_is_logged():
+        async with opened(FastExecutor(step_s=0.01)) as engine, engine.generate([1], LONG):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03):
+                    await engine.pause_generation("wait")
+            engine.resume_generation()
 
 
 @in_asyncio
@@ -387,12 +409,14 @@ async def test_opening_can_be_cancelled() -> None:
         async with aio.engine_of_thread(EngineThread(never_opens)):
             pass
 
-    task = asyncio.create_task(client())
-    await begun.wait()
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    await ended.wait()
+    with nothing_is_logged():
+        task = asyncio.create_task(client())
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await ended.wait()
+        del task  # which holds what it has waited for
 
 
 @in_asyncio

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+import trio
 
 from tests.actors.harness import answer_of
 from tests.bridge.harness import FastExecutor, engine_thread, no_thread_is_left
@@ -139,6 +140,17 @@ def test_wrong_arguments_are_told_where_the_scope_is_entered() -> None:
         with pytest.raises(InvalidRequest, match="prompt"), engine.generate(7):  # type: ignore[arg-type]
             pass
         assert engine.complete([1], params(3)).finished
+
+
+def test_a_cancelled_call_ends_as_cancelled_and_not_because_the_engine_is_closed() -> None:
+    thread = engine_thread()
+    thread.opened.result()
+    call = thread.submit(trio.sleep_forever)
+    call.cancel()
+    with pytest.raises(CancelledError):
+        call.future.result(timeout=60)
+    thread.stop()
+    thread.finish()
 
 
 def test_an_engine_whose_scope_has_ended_is_closed() -> None:

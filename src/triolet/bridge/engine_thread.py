@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -30,7 +30,8 @@ SCOPE_ENDED = "the engine's scope has ended"
 class RemoteCall(Generic[T]):
     """An async function that runs in the engine's thread.
 
-    `future` is done when the function has ended, also after a `cancel`: what it held has been given back by then.
+    `future` is done when the function has ended, also after a `cancel`, which makes it fail with `CancelledError`: what
+    the function held has been given back by then.
     """
 
     def __init__(self, thread: EngineThread, function: Callable[[], Awaitable[T]]) -> None:
@@ -52,6 +53,8 @@ class RemoteCall(Generic[T]):
         try:
             with self._scope:
                 self.future.set_result(await self._function())
+            if self._scope.cancelled_caught:
+                self.future.set_exception(CancelledError())
         except Exception as error:
             self.future.set_exception(error)
         finally:
