@@ -209,6 +209,21 @@ async def test_a_model_that_only_generates_says_how_to_start_it_for_embeddings(q
             await engine.embed("a")
 
 
+async def test_an_output_and_a_failure_can_be_asked_for_again(qwen: Path) -> None:
+    async with open_tiny(qwen) as engine:
+        async with engine.encode("hello") as stream:
+            first = await stream.output()
+            assert (await stream.output()).outputs.data.tolist() == first.outputs.data.tolist()
+        async with engine.encode("hello") as stream:
+            [read] = [output async for output in stream]
+            assert (await stream.output()).outputs.data.tolist() == read.outputs.data.tolist()
+        async with engine.encode(LONG) as stream:
+            engine.abort(stream.request_id)
+            for _ in range(2):
+                with pytest.raises(RequestFailed, match="ended before its result"):
+                    await stream.output()
+
+
 async def test_leaving_the_scope_aborts_and_one_failure_ends_the_others(qwen: Path) -> None:
     async with open_tiny(qwen, max_num_batched_tokens=16) as engine:
         with trio.move_on_after(0):

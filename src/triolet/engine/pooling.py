@@ -47,13 +47,15 @@ class PoolingStream:
         return pooled_output(self._submission.entries[0])
 
     async def output(self) -> PoolingRequestOutput[PoolingOutput]:
-        """Wait for the output, and return it.
+        """Wait for the output, and return it, also if it was read before.
 
         Raises:
             RequestFailed: the request could not be finished, or ended early: by a deadline, `abort` or a shutdown.
             EngineDead: the engine has died.
         """
-        return await self.__anext__()
+        async for _ in self._stream:
+            pass
+        return pooled_output(self._submission.entries[0])
 
 
 def is_one_prompt(prompts: object) -> bool:
