@@ -170,9 +170,8 @@ class ScriptedModel(Executor):
         return tokenizer
 
     def _step(self, plan: StepPlan) -> StepResult:
-        if (
-            plan == PROOF
-        ):  # after a crash; a request of the test would take a script, and a step of it a planted crash
+        # After a crash: it takes no script of the test's requests, and is none of the steps before a planted crash.
+        if plan == PROOF:
             return StepResult(plan.step_id, ())
         if self._crashes_after is not None:
             self._crashes_after -= 1
