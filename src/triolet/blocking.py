@@ -257,6 +257,7 @@ class _RemoteReader(Generic[T]):
 
     def _check(self) -> None:
         """Raise if the stream cannot be read here and now."""
+        self._remote.check_process()
         # Two readers would share the outputs between them, each with gaps.
         if self._is_read:
             raise StreamMisused("a stream has one reader; another thread is waiting for its next output")

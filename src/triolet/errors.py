@@ -347,7 +347,7 @@ class WrongTrioRun(TrioletError, RuntimeError):
 
 
 class WrongEventLoop(TrioletError, RuntimeError):
-    """An engine was opened or used under an event loop that it does not run in."""
+    """An engine was opened or used under an event loop that it does not run in, or in a fork of its process."""
 
 
 class StreamMisused(TrioletError, RuntimeError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -151,6 +154,45 @@ def test_a_cancelled_call_ends_as_cancelled_and_not_because_the_engine_is_closed
         call.future.result(timeout=60)
     thread.stop()
     thread.finish()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere libraries do not expect a fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_may_leave_the_scopes_of_an_engine_and_not_use_it() -> None:
+    fork = multiprocessing.get_context("fork")
+    news, told = fork.Pipe(duplex=False)
+
+    def child() -> None:
+        calls: list[Callable[[], object]] = [
+            engine.statistics,
+            lambda: engine.complete([1], params(3)),
+            lambda: engine.drain(time.monotonic()),
+            engine.follow_restarts,
+            lambda: next(stream),
+            stream.text,
+        ]
+        for call in calls:
+            with pytest.raises(WrongEventLoop) as caught:
+                call()
+            told.send(str(caught.value))
+        stream.__exit__(None, None, None)
+        engine._thread.stop()
+        engine._thread.finish()
+        told.send("left")
+
+    with opened(FastExecutor(step_s=0.002)) as engine, engine.generate([1], LONG) as stream:
+        process = fork.Process(target=child)
+        process.start()
+        process.join(timeout=30)
+        process.kill()  # one that hangs
+        answers = [news.recv() for _ in range(7) if news.poll()]
+        assert read(stream) == answer_of([1], 3, 200)
+    assert answers[6:] == ["left"]
+    message = (
+        f"an engine must be used in the process in which it was opened, {os.getpid()}; got a call in "
+        f"{process.pid}, which is a fork of it"
+    )
+    assert answers[:6] == [message] * 6
 
 
 def test_an_engine_whose_scope_has_ended_is_closed() -> None:

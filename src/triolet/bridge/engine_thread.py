@@ -7,6 +7,7 @@ engine's scope, so that none is left when the thread has ended.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
@@ -16,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import trio
 
 from triolet.engine.engine import Engine
-from triolet.errors import EngineClosed
+from triolet.errors import EngineClosed, WrongEventLoop
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,6 +77,7 @@ class EngineThread:
         self.opened.set_running_or_notify_cancel()
         self.ended.set_running_or_notify_cancel()
         self._open_engine = open_engine
+        self._process_id = os.getpid()
         self._scope = trio.CancelScope()
         self._has_token = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -84,23 +86,42 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="triolet engine", daemon=True)
         self._thread.start()
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        """True in a fork of the process that has the thread."""
+        return os.getpid() != self._process_id
+
+    def check_process(self) -> None:
+        """Check that the thread runs in the caller's process.
+
+        Raises:
+            WrongEventLoop: the caller's process is a fork of it.
+        """
+        if self._is_elsewhere:
+            raise WrongEventLoop(
+                f"an engine must be used in the process in which it was opened, {self._process_id}; got a call in "
+                f"{os.getpid()}, which is a fork of it"
+            )
+
     def stop(self) -> None:
         """Close the engine; `ended` tells when that is done. Harmless when repeated, also while the engine opens."""
         self._has_token.wait()  # the thread sets it before it does anything else, or when it cannot do anything
         self.soon(self._scope.cancel)
 
     def finish(self) -> None:
-        """Join the thread, after `ended`.
+        """Join the thread, after `ended`; in a forked process there is none, and the engine goes on.
 
         Raises:
             BaseException: error with which the engine's scope was left, such as `EngineDead`.
         """
+        if self._is_elsewhere:
+            return
         self._thread.join()
         self.ended.result()
 
     def soon(self, function: Callable[[], object]) -> bool:
-        """Run a synchronous function in the engine's thread soon; False if that thread has ended."""
-        if self._token is None:  # the Trio run could not begin
+        """Run a synchronous function in the engine's thread soon; False if that thread has ended, or is elsewhere."""
+        if self._token is None or self._is_elsewhere:  # no token: the Trio run could not begin
             return False
         try:
             self._token.run_sync_soon(function)
@@ -113,7 +134,9 @@ class EngineThread:
 
         Raises:
             EngineClosed: the engine's thread has ended.
+            WrongEventLoop: see `check_process`.
         """
+        self.check_process()
         try:
             return trio.from_thread.run_sync(lambda: function(*args, **kwargs), trio_token=self._token)
         except trio.RunFinishedError:
@@ -134,7 +157,10 @@ class EngineThread:
         Args:
             task: async function.
             refuse: called instead, in any thread, if the engine's thread ends or has ended.
+        Raises:
+            WrongEventLoop: see `check_process`.
         """
+        self.check_process()
 
         def begin() -> None:
             assert self._nursery is not None

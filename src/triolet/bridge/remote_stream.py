@@ -57,6 +57,10 @@ class RemoteStream(Generic[S, T]):
         if not self._thread.soon(self._scope.cancel):
             self.is_closed = True
 
+    def check_process(self) -> None:
+        """Check that items can come; see `EngineThread.check_process`."""
+        self._thread.check_process()
+
     @property
     def has_item(self) -> bool:
         """True if `take` returns an item now."""
