@@ -440,6 +440,15 @@ async def test_under_asyncio_the_native_engine_names_the_bridge() -> None:
 
 
 @in_asyncio
+async def test_beam_search_is_refused_before_anything_is_asked() -> None:
+    async with opened() as engine:
+        native: Any = engine
+        with pytest.raises(WrongEventLoop, match="beam_search needs Trio's event loop"):
+            await triolet.beam_search(native, [1], triolet.BeamSearchParams(beam_width=2, max_tokens=3))
+        assert engine.statistics().num_requests_ended == {}
+
+
+@in_asyncio
 async def test_embeddings_are_those_of_the_native_engine() -> None:
     prompts = ["Once upon a time", "Hello"]
 

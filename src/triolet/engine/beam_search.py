@@ -20,7 +20,7 @@ from triolet.core.request.param_validation import refuse
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import Prompt
 from triolet.engine.engine import Engine
-from triolet.errors import RequestFailed
+from triolet.errors import RequestFailed, WrongEventLoop
 
 
 async def beam_search(
@@ -39,7 +39,12 @@ async def beam_search(
         InvalidRequest: a wrong argument; the engine's `max_logprobs` limits the width.
         RequestFailed: a beam could not be computed, or not before its deadline.
         Overloaded: the engine has no places for `beam_width` requests.
+        WrongEventLoop: the caller does not run on Trio.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise WrongEventLoop(
+            "triolet.beam_search needs Trio's event loop and an engine of triolet.open_engine"
+        )
     # Twice the width, as in vLLM: choices that end an answer leave the beam.
     num_choices = min(2 * params.beam_width, engine.model_info.vocab_size)
     most = engine.config.max_logprobs
