@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,29 @@ def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, text
     result = CliRunner().invoke(main, ["run-batch", str(source), str(target)])
     assert sentence in result.stderr and result.stderr.count("\n") == 1
     assert result.exit_code == 1 and not target.exists()
+
+
+def test_a_batch_that_cannot_be_read_twice_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, line("a").encode())
+    os.close(writer)
+    result = CliRunner().invoke(main, ["run-batch", f"/dev/fd/{reader}", str(tmp_path / "out.jsonl")])
+    os.close(reader)
+    assert f"/dev/fd/{reader} must be a file that can be read twice" in result.stderr
+    assert result.exit_code == 1 and not (tmp_path / "out.jsonl").exists()
+
+
+async def test_a_batch_that_has_lost_requests_since_it_was_checked_fails(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("a") + line("b"), encoding="utf-8")
+    num_lines = check_input(source)
+    source.write_text(line("b"), encoding="utf-8")
+    async with fake_engine(FakeExecutor(num_blocks=512, block_size=4), ChatTokenizer()) as engine:
+        with pytest.raises(click.ClickException, match="it had 2 requests, and then 1"):
+            await Batch(engine, 32, num_lines).run(source, target, set())
+    assert finished_ids(target) == {"b"}
 
 
 ANSWER = '{"id": "batch_req", "custom_id": "9", "response": {}, "error": null}\n'

@@ -74,7 +74,8 @@ def run(source: Path, target: Path, config: EngineConfig, concurrency: int) -> N
     """Answer the requests of `source` into `target`; say at the end how many there were.
 
     Raises:
-        BatchError: a file cannot be read or written, or has a wrong line; nothing was asked then.
+        BatchError: a file cannot be read or written, or has a wrong line, and nothing was asked; or `source` has lost
+            lines since, and its other requests are answered.
     """
     # A model is loaded only for a file that is right.
     num_lines = check_input(source)
@@ -99,8 +100,10 @@ def check_input(path: Path) -> int:
     """Check every line of a batch; return how many requests it has.
 
     Raises:
-        BatchError: a line is wrong, or a custom_id comes twice; names the line.
+        BatchError: a line is wrong, or a custom_id comes twice; names the line. Or the file can be read only once.
     """
+    if not path.is_file():  # requests are not kept: they are read a second time when they are asked
+        raise BatchError(f"{path} must be a file that can be read twice; it is a pipe or a device")
     first_lines: dict[str, int] = {}
     for number, line in read_lines(path):
         if (first := first_lines.setdefault(line.custom_id, number)) != number:
@@ -207,7 +210,7 @@ class Batch:
     Args:
         engine: a running engine.
         concurrency: most requests at the same time.
-        num_lines: of the file, for the progress bar.
+        num_lines: requests of the file when it was checked.
     """
 
     def __init__(self, engine: Engine, concurrency: int, num_lines: int) -> None:
@@ -222,6 +225,7 @@ class Batch:
 
         Raises:
             EngineDead: the engine has died; the requests that it had are not in the file.
+            BatchError: `source` has lost lines since it was checked; what it still had is answered.
         """
         places = trio.Semaphore(self._concurrency)
         with target.open("ab", buffering=0) as file, self._bar() as progress:
@@ -233,7 +237,12 @@ class Batch:
                         continue
                     await places.acquire()
                     nursery.start_soon(self._answer, line, file, places, progress)
-        return self._counts
+        counts = self._counts
+        if (num_read := counts.num_before + counts.num_answered + counts.num_refused) < self._num_lines:
+            raise BatchError(
+                f"{source} must stay as it is during a run; it had {self._num_lines} requests, and then {num_read}"
+            )
+        return counts
 
     async def _answer(self, line: BatchLine, file: IO[bytes], places: trio.Semaphore, progress: Any) -> None:
         try:
