@@ -392,3 +392,22 @@ def rename(page: Any, title: str, name: str) -> None:
     page.fill("#chat-list input", name)
     page.keyboard.press("Enter")
     page.wait_for_selector(f"#chat-list .chat:has-text('{name}')")
+
+
+@pytest.mark.slow
+def test_a_question_from_before_a_first_connection_that_fails_is_asked_once(
+    page: Any, scribe: Scribe
+) -> None:
+    page.add_init_script(
+        "const Real = WebSocket;"
+        "window.WebSocket = function (...a) { window.WebSocket = Real; return (window.first = {}); };"
+    )
+    page.reload()
+    page.wait_for_selector("#connection[data-state=connecting]", state="attached")
+    page.wait_for_function("window.first !== undefined")
+    send(page, "one")
+    page.evaluate("window.first.onclose()")
+    wait_for_answer(page, 1)
+    ask(page, "two", 2)
+    assert [one["input"][-1]["content"] for one in scribe.asked] == ["one", "two"]
+    assert answers(page) == ["answer 1", "answer 2"]

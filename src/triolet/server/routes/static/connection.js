@@ -31,7 +31,7 @@ export class Connection extends EventTarget {
     socket.onclose = () => this.#reconnect();
   }
 
-  // What is said before the first connection waits for it; what is said to a lost one is lost.
+  // What is said before the first connection waits for it. If that fails, or to a lost one, it is lost: lanes resume.
   send(event) {
     const message = JSON.stringify(event);
     if (this.state === "open") this.#socket.send(message);
@@ -39,6 +39,7 @@ export class Connection extends EventTarget {
   }
 
   #reconnect() {
+    this.#unsent = [];
     const wait = RETRY_MS[Math.min(this.#retries++, RETRY_MS.length - 1)];
     this.#setState("waiting");
     this.#timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
