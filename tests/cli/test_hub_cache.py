@@ -49,10 +49,19 @@ def test_models_are_listed_without_a_cache_too(run: RUN) -> None:
     assert (result.stderr, result.exit_code) == ("", 0)
 
 
+def test_the_model_that_ships_with_the_program_is_listed_as_json_with_the_fields_of_others(
+    run: RUN, cache: Path
+) -> None:
+    add_model(cache, "some/model", "a" * 40, b"w")
+    built_in, other = [json.loads(line) for line in run("list", "--json").stdout.splitlines()]
+    assert built_in["name"] == "triolet-nano" and built_in.keys() == other.keys()
+    assert built_in["size_bytes"] == json.loads(run("show", "triolet-nano", "--json").stdout)["size_bytes"]
+
+
 def test_a_model_of_the_cache_is_listed_shown_and_deleted(run: RUN, cache: Path) -> None:
     snapshot = add_model(cache, "some/model", "a" * 40, b"w" * 5000)
     add_model(cache, "other/model", "b" * 40, b"x")
-    rows = [json.loads(line) for line in run("list", "--json").stdout.splitlines()]
+    rows = [json.loads(line) for line in run("list", "--json").stdout.splitlines()[1:]]
     assert [(row["name"], row["size_bytes"], row["has_weights"]) for row in rows] == [
         ("other/model", 59, True),
         ("some/model", 5058, True),

@@ -59,8 +59,8 @@ def list_models(*, as_json: bool) -> None:
     """Print the models on this machine, one a line."""
     models = cached_models()
     if as_json:
-        for model in models:
-            click.echo(json.dumps(_described(model)))
+        for described in (_built_in(), *map(_described, models)):
+            click.echo(json.dumps(described))
         return
     rows = [(BUILT_IN_MODEL, "", "ships with triolet")]
     rows += [
@@ -235,6 +235,18 @@ def _architecture_of(folder: Path) -> dict[str, Any]:
 
 def _described(model: CachedModel) -> dict[str, Any]:
     return {**attrs.asdict(model), "folder": str(model.folder)}
+
+
+def _built_in() -> dict[str, Any]:
+    """Return the fields of `CachedModel` for triolet-nano, which has no revisions and no time of its last use."""
+    return {
+        "name": BUILT_IN_MODEL,
+        "size_bytes": _size_of(nano.PATH),
+        "last_used_at": None,
+        "revisions": [],
+        "folder": str(nano.PATH),
+        "has_weights": True,
+    }
 
 
 def _day(seconds: float) -> str:
