@@ -115,14 +115,14 @@ def test_the_first_file_of_the_usual_places_is_read(tmp_path: Path, file: Path) 
         ("[presets", "must be readable TOML; "),
     ],
 )
-def test_a_wrong_file_is_refused_with_field_rule_and_value(
+def test_a_wrong_file_is_a_wrong_configuration_refused_with_field_rule_and_value(
     run: RUN, engines: list[FakeEngine], file: Path, text: str, sentence: str
 ) -> None:
     file.write_text(text, encoding="utf-8")
-    for command in (["config"], ["chat", "x", "-q", "hi"]):
+    for command in (["config"], ["chat", "x", "-q", "hi"], ["serve", "--models", str(file)]):
         result = run(*command)
         assert sentence in result.stderr and str(file) in result.stderr
-        assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+        assert (result.stderr.count("\n"), result.exit_code) == (1, 2)
     assert engines == []
 
 

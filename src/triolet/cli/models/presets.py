@@ -23,11 +23,12 @@ from typing import Any, Final
 import attrs
 import click
 
+from triolet.cli.failures import CommandFailure
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import ENVIRONMENT_PREFIX
 from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
-from triolet.errors import ConfigError, InvalidParams, TrioletError, shown
+from triolet.errors import ConfigError, InvalidParams, shown
 
 VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
 SYSTEM_FILE: Final = Path("/etc/triolet/config.toml")
@@ -38,8 +39,10 @@ ENGINE: Final = EngineConfig.rules().keys() - {"model", "seed"}
 HIDDEN: Final = "(set)"  # in place of a secret
 
 
-class PresetError(TrioletError):
-    """File of presets that cannot be read, or a preset in it that is wrong."""
+class PresetError(CommandFailure):
+    """File of presets that cannot be read, or a preset in it that is wrong; exit code 2, as for a wrong flag."""
+
+    exit_code = 2
 
 
 @attrs.frozen(kw_only=True)
