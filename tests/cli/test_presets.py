@@ -67,6 +67,14 @@ def test_a_preset_sets_model_engine_system_template_and_sampling(
     assert (engine.params[0].temperature, engine.params[0].stop) == (0.5, ("###",))
 
 
+def test_a_preset_without_a_model_is_triolet_nano_whatever_the_environment_says(
+    run: RUN, engines: list[FakeEngine], file: Path
+) -> None:
+    result = run("generate", "-p", "count to 2", "--json", env={"TRIOLET_MODEL": "plain"})
+    assert json.loads(result.stdout)["model"] == "triolet-nano"
+    assert engines[0].config.model is None
+
+
 def test_a_flag_wins_over_the_preset_and_the_preset_over_the_environment(
     run: RUN, engines: list[FakeEngine], file: Path
 ) -> None:

@@ -18,10 +18,9 @@ import attrs
 import click
 from click.core import ParameterSource
 
-from triolet import nano
 from triolet.cli.models.presets import Preset, find_preset, read_presets
 from triolet.client.address import ServerAddress
-from triolet.config.engine import EngineConfig
+from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
 from triolet.config.server import GatewayConfig
@@ -383,7 +382,7 @@ def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
             "they have no effect"
         )
     # None would leave it to TRIOLET_MODEL, which may be what named the preset.
-    filled: dict[str, Any] = {"model": preset.model or str(nano.PATH), **preset.engine}
+    filled: dict[str, Any] = {"model": preset.model or BUILT_IN_MODEL, **preset.engine}
     if "gateway" in values:  # `serve`: clients ask for the model by the name of the preset
         filled = {"served_model_name": preset.name, **filled}
         if preset.sampling or preset.system or preset.template:
