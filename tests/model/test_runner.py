@@ -23,9 +23,9 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
+from triolet.model import load as load_module
 from triolet.model import runner as runner_module
-from triolet.model import runner_loading
-from triolet.model.load import load_model
+from triolet.model.folder.hub import resolve_folder
 from triolet.model.memory.kv_cache import longest_sequence
 from triolet.model.runner import ModelRunner
 from triolet.model.runner_loading import choose_device, load_runner
@@ -487,19 +487,20 @@ def test_a_loaded_runner_says_what_it_is(folder: Path) -> None:
     assert reports[-1].done_bytes == reports[-1].total_bytes > 0
 
 
-def test_the_kernels_are_compiled_while_the_model_is_loaded_and_not_in_the_first_step(
+def test_the_kernels_are_compiled_once_the_model_is_found_and_before_its_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
 
-    def load(*args: Any, **options: Any) -> Any:
-        events.append("weights")
-        return load_model(*args, **options)
+    def find(*args: Any, **options: Any) -> Path:
+        events.append("folder")
+        return resolve_folder(*args, **options)
 
-    monkeypatch.setattr(runner_loading, "load_model", load)
-    monkeypatch.setattr(runner_loading, "kernels", lambda: events.append("kernels"))
-    load_runner(EngineConfig(model=str(folder), device="cpu", num_kv_blocks=4))
-    assert events[:2] == ["kernels", "weights"]
+    monkeypatch.setattr(load_module, "resolve_folder", find)
+    monkeypatch.setattr(load_module, "kernels", lambda: events.append("kernels"))
+    config = EngineConfig(model=str(folder), device="cpu", num_kv_blocks=4)
+    load_runner(config, lambda progress: events.append(progress.stage))
+    assert events[:3] == ["folder", "kernels", "weights"]
 
 
 def test_without_numbers_the_cache_holds_what_all_sequences_could_need(folder: Path) -> None:

@@ -147,6 +147,10 @@ def load_model(
     if quantization == FP8_ACTIVATIONS:
         _check_float8_products(device)
     folder = resolve_folder(model, revision=revision, on_progress=on_progress)
+    if torch.device(device).type == "cpu":
+        # Compiled now, if it must be: in a first step it would use up some request's time, and before this line it
+        # would be for a model that there may not be.
+        kernels()
     # A GGUF file: configuration, tokenizer and weights in one.
     if classifier_from_token:
         _check_classifier_tokens(classifier_from_token, convert, folder)

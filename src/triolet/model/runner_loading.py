@@ -102,12 +102,10 @@ def _load(
     place = choose_device(config.device, 1 if group is None else group.part.size)
     if place.index is not None:
         torch.cuda.set_device(place)
-    if place.type == "cpu":
-        kernels()  # compiled now, if it must be: in a first step it would use up some request's time
-        if config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
-            _logger.warning(
-                "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
-            )
+    if place.type == "cpu" and config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
+        _logger.warning(
+            "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
+        )
     memory = memory_of(place)
     weights = _WeightBytes(on_progress)
     try:
