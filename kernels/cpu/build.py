@@ -176,7 +176,10 @@ def _link_flags() -> tuple[str, ...]:
 
 
 def _compile_into(library: Path, target: Target, toolchain: Toolchain) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    """Compile a library, under its lock; what an earlier build has left that was killed is deleted."""
+    for left in library.parent.glob(f"{library.stem}-*/"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}-") as folder:
         made = Path(folder) / library.name
         toolchain.compile([(target, made)], Path(folder))
         made.replace(library)

@@ -101,6 +101,24 @@ def test_a_compiler_that_hangs_is_stopped(
         build(NARROW, toolchain, cache=tmp_path / "cache")
 
 
+def test_what_a_build_that_was_killed_has_left_is_deleted_by_the_next_one(
+    sources: Path, tmp_path: Path
+) -> None:
+    cache, was_killed = tmp_path / "cache", tmp_path / "killed"
+    script = (
+        f'test -e {was_killed} && exec {Toolchain.find().compiler} "$@"; touch {was_killed}; kill -9 $PPID'
+    )
+    toolchain = Toolchain(fake_compiler(tmp_path, script))
+    killed = multiprocessing.get_context("fork").Process(
+        target=build, args=(NARROW, toolchain), kwargs={"cache": cache}
+    )
+    killed.start()
+    killed.join()
+    assert sorted(path.is_dir() for path in cache.iterdir()) == [False, True]
+    build(NARROW, toolchain, cache=cache)
+    assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"]
+
+
 def test_a_cache_that_can_not_be_written_is_named(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
