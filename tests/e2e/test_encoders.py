@@ -157,6 +157,7 @@ async def test_a_cross_encoder_reads_pairs_with_their_token_types(tmp_path: Path
         pytest.param("modernbert", {"classifier_pooling": "mean"}, marks=pytest.mark.slow),
         pytest.param("xlm-roberta", {}, marks=pytest.mark.slow),
         pytest.param("bert", {"problem_type": "multi_label_classification"}, marks=pytest.mark.slow),
+        pytest.param("gemma", {}, marks=pytest.mark.slow),
     ],
 )
 async def test_a_classification_equals_transformers(
@@ -240,10 +241,12 @@ def test_a_folder_that_wants_what_is_not_done_is_refused(tmp_path: Path) -> None
         llm.embed("w1", pooling_params=PoolingParams(token_type_start=1), use_tqdm=False)
 
 
-async def test_a_decoder_of_transformers_is_not_taken_for_an_encoder(tmp_path: Path) -> None:
-    config = transformers.GPTNeoXConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
-    )
-    transformers.GPTNeoXModel(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="does not attend in both directions"):
+@pytest.mark.parametrize(
+    "name", ["GPTNeoXModel", pytest.param("PhiForSequenceClassification", marks=pytest.mark.slow)]
+)
+async def test_a_decoder_of_transformers_is_not_taken_for_an_encoder(name: str, tmp_path: Path) -> None:
+    model_class = getattr(transformers, name)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    model_class(model_class.config_class(vocab_size=64, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="only those of the native decoder are pooled"):
         LLM(str(tmp_path), dtype="float32")

@@ -193,12 +193,14 @@ async def test_a_wrong_folder_is_refused_by_file_and_field(
 # ------------------------------------------------------------------------------------ classification
 
 
-@pytest.mark.parametrize(("num_labels", "family"), [(3, "Qwen3"), (1, "Llama")])
+@pytest.mark.parametrize(("num_labels", "family"), [(3, "Qwen3"), (1, "Llama"), (3, "Gemma3Text")])
 async def test_a_sequence_classification_equals_transformers(
     num_labels: int, family: str, tmp_path: Path
 ) -> None:
     base = make_model(
-        {"Qwen3": "qwen3", "Llama": "llama-plain"}[family], tmp_path / "base", with_tokenizer=True
+        {"Qwen3": "qwen3", "Llama": "llama-plain", "Gemma3Text": "gemma3"}[family],
+        tmp_path / "base",
+        with_tokenizer=True,
     )
     kind = getattr(transformers, f"{family}ForSequenceClassification")
     reference = kind.from_pretrained(base, num_labels=num_labels, dtype=torch.float32).eval()
@@ -270,10 +272,20 @@ async def test_a_reranker_scores_by_the_logits_of_two_tokens(tmp_path: Path) -> 
     assert difference(output.outputs.data.tolist(), (logits[yes] - logits[no]).sigmoid()) <= 1e-5
 
 
-async def test_a_class_without_a_head_gives_embeddings_and_generates_nothing(tmp_path: Path) -> None:
-    folder = make_model("qwen3", tmp_path / "tiny", with_tokenizer=True)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3", "Qwen3Model"),
+        ("gemma3", "Gemma3TextModel"),
+        pytest.param("qwen3.5", "Qwen3_5TextModel", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_class_without_a_head_gives_embeddings_and_generates_nothing(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    folder = make_model(family, tmp_path / "tiny", with_tokenizer=True)
     expected = functional.normalize(hidden_states(folder, LONG)[-1], dim=0)
-    headless = transformers.Qwen3Model.from_pretrained(folder, dtype=torch.float32)
+    headless = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
     headless.save_pretrained(folder)
     async with open_tiny(folder, convert="auto") as engine:
         assert engine.model_info.tasks == ("embed", "token_embed")

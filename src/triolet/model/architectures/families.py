@@ -37,7 +37,8 @@ def native_family(architecture: str) -> str | None:
     # "ForProcessRewardModel" ends with "Model", too: the longer endings come first
     for ending in ("", "ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel", "Model"):
         if architecture.endswith(ending):
-            stem = architecture.removesuffix(ending)
+            # "Gemma3TextModel" is the language part of a model that also sees
+            stem = architecture.removesuffix(ending).removesuffix("Text")
             for name in (architecture,) if not ending else (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):
                 if is_native(name):
                     return name

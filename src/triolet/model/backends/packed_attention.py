@@ -127,6 +127,7 @@ def window_of(module: nn.Module, call: TransformersAttentionCall, num_tokens: in
     ours = (few[:, None] - few[None, :]).abs() < window
     if not torch.equal(ours, theirs.expand_as(ours)):
         raise UnsupportedModel(
-            f"{name} does not attend in both directions, to all tokens or within a window; an encoder must"
+            f"{name} does not attend in both directions, to all tokens or within a window; an encoder must, and of "
+            "models that attend to earlier tokens only those of the native decoder are pooled"
         )
     return window

@@ -137,7 +137,8 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
     tasks: tuple[str, ...] = (CLASSIFY, TOKEN_CLASSIFY)
     if architecture.endswith(TOKEN_CLASSIFIER):
         tasks = (TOKEN_CLASSIFY,)
-    elif native_family(architecture) is None:  # an encoder's head reads the whole prompt
+    elif fields.flag("use_bidirectional_attention", False) or native_family(architecture) is None:
+        # an encoder's head reads the whole prompt
         tasks = (CLASSIFY,)
     return PoolingConfig(
         tasks=tasks,
