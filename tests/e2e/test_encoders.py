@@ -158,6 +158,7 @@ async def test_a_cross_encoder_reads_pairs_with_their_token_types(tmp_path: Path
         pytest.param("xlm-roberta", {}, marks=pytest.mark.slow),
         pytest.param("bert", {"problem_type": "multi_label_classification"}, marks=pytest.mark.slow),
         pytest.param("gemma", {}, marks=pytest.mark.slow),
+        pytest.param("gemma", {"pad_token_id": 0}, marks=pytest.mark.slow),
     ],
 )
 async def test_a_classification_equals_transformers(

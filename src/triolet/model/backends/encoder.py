@@ -83,7 +83,9 @@ class EncoderModel:
         base = self.model.base_model
         pooler = getattr(base, "pooler", None)
         pooled = None if pooler is None else pooler(hidden[None])
-        token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        # a head that reads the last token passes over padding
+        token_id = int(self.model.config.pad_token_id == 0)
+        token_ids = torch.full((1, len(hidden)), token_id, dtype=torch.int64, device=hidden.device)
         with returning(base, BaseOutput(hidden[None], pooled)):
             logits: Tensor = self.model(input_ids=token_ids).logits
         return logits.float().flatten(0, -2)
