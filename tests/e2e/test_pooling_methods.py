@@ -134,6 +134,23 @@ async def test_dimensions_are_cut_after_the_dense_layers_and_normalised(tmp_path
             await engine.embed(LONG, PoolingParams(dimensions=25))
 
 
+async def test_truncate_dim_of_the_folder_cuts_embeddings_unless_a_request_gives_dimensions(
+    tmp_path: Path,
+) -> None:
+    folder = make_folder(tmp_path / "tiny", "mean_tokens", dense=True)
+    change_json(folder / "config.json", is_matryoshka=True)
+    (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 16}', encoding="utf-8")
+    hidden = hidden_states(folder, LONG)
+    whole = finished(folder, hidden.mean(dim=0))
+    async with open_tiny(folder, convert="auto") as engine:
+        cut = await engine.embed(LONG)
+        assert difference(cut.outputs.embedding, functional.normalize(whole[:16], dim=0)) <= 1e-5
+        longer = await engine.embed(LONG, PoolingParams(dimensions=20))
+        assert difference(longer.outputs.embedding, functional.normalize(whole[:20], dim=0)) <= 1e-5
+        [tokens] = await engine.encode_all([LONG], PoolingParams(task="token_embed"))
+        assert difference(tokens.outputs.data.tolist(), finished(folder, hidden)) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [

@@ -62,6 +62,7 @@ class Pooler:
     info: PoolingInfo
     dense: tuple[DenseLayer, ...] = ()  # applied to embeddings
     normalizes: bool = True  # whether an embedding has length 1 by default
+    dimensions: int | None = None  # to which an embedding is cut by default
     head: Tensor | None = None  # [num_labels, hidden], of a classification
     # Head of an encoder, from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels];
     # or of a reward model, from those of any tokens to a row of scores for each.
@@ -116,8 +117,10 @@ class Pooler:
         if params.task in (EMBED, TOKEN_EMBED):
             for layer in self.dense:
                 vectors = layer(vectors)
+            # as in sentence-transformers, the folder's default is not for the vectors of tokens
+            default = self.dimensions if params.task == EMBED else None
             vectors = vectors[
-                :, : params.dimensions
+                :, : params.dimensions or default
             ]  # all for None; normalised after the cut, so that the length is 1
             normalizes = self.normalizes if params.use_activation is None else params.use_activation
             return functional.normalize(vectors, dim=-1) if normalizes else vectors
@@ -200,6 +203,7 @@ def load_pooler(
         info=info,
         dense=dense,
         normalizes=config.normalizes,
+        dimensions=config.truncate_dim,
         head=head,
         classifier=classifier,
         activation=config.activation,

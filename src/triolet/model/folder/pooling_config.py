@@ -60,6 +60,7 @@ class PoolingConfig:
     labels: tuple[str, ...] = ()
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
     has_deep_head: bool = False  # whether the head of the scores is linear, ReLU, linear
+    truncate_dim: int | None = None  # numbers to which an embedding is cut where a request does not say
     max_seq_length: int | None = None  # longest prompt that the folder allows, tokens
     # Texts of the tokens whose difference in logits is the score: no, yes.
     classifier_tokens: tuple[str, ...] = ()
@@ -100,7 +101,9 @@ def read_pooling_config(
         is_matryoshka=fields.flag("is_matryoshka", False) or bool(dimensions),
         matryoshka_dimensions=dimensions,
     )
-    return _with_modules(found, modules) if modules.exists() else found
+    if not modules.exists():
+        return found
+    return _with_settings(_with_modules(found, modules), folder / "config_sentence_transformers.json")
 
 
 def _default_method(fields: Fields, architecture: str) -> str:
@@ -200,6 +203,13 @@ def _with_modules(config: PoolingConfig, path: Path) -> PoolingConfig:
     if not method:
         raise ModelFileError(path, "must list a module of type Pooling")
     return attrs.evolve(config, method=method, dense=tuple(dense), normalizes=normalizes)
+
+
+def _with_settings(config: PoolingConfig, path: Path) -> PoolingConfig:
+    if not path.exists():
+        return config
+    fields = Fields(path, read_json_object(path))
+    return attrs.evolve(config, truncate_dim=fields.optional_integer("truncate_dim"))
 
 
 def _with_transformer(config: PoolingConfig, path: Path) -> PoolingConfig:
