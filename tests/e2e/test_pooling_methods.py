@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
@@ -151,6 +152,24 @@ async def test_truncate_dim_of_the_folder_cuts_embeddings_unless_a_request_gives
         assert difference(tokens.outputs.data.tolist(), finished(folder, hidden)) <= 1e-5
 
 
+async def test_the_default_prompt_of_the_folder_stands_in_front_of_texts_but_not_of_token_ids(
+    tmp_path: Path,
+) -> None:
+    folder = make_folder(tmp_path / "tiny", "mean_tokens")
+    settings = {"prompts": {"query": "query: ", "document": "doc: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    async with open_tiny(folder, convert="auto") as engine:
+        output = await engine.embed("fox")
+        plain = (await engine.embed("")).prompt_token_ids
+        as_ids = await engine.embed(output.prompt_token_ids)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert list(output.prompt_token_ids) == tokenizer.encode("query: fox").ids
+    assert list(plain) == tokenizer.encode("query: ").ids
+    assert as_ids.outputs.embedding == output.outputs.embedding
+    expected = hidden_states(folder, output.prompt_token_ids).mean(dim=0)
+    assert difference(output.outputs.embedding, functional.normalize(expected, dim=0)) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
@@ -179,6 +198,13 @@ async def test_truncate_dim_of_the_folder_cuts_embeddings_unless_a_request_gives
             ),
             UnsupportedModel,
             "Normalize must come after Pooling",
+        ),
+        (
+            lambda folder: (folder / "config_sentence_transformers.json").write_text(
+                '{"prompts": {"query": "query: "}, "default_prompt_name": "document"}'
+            ),
+            ModelFileError,
+            "default_prompt_name must be a name in prompts; got 'document'",
         ),
         (
             lambda folder: change_json(folder / "1_Pooling/config.json", pooling_mode_max_tokens=True),

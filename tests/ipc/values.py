@@ -164,6 +164,7 @@ infos = st.builds(
         is_matryoshka=st.booleans(),
         matryoshka_dimensions=token_lists,
         labels=lists(any_text),
+        default_prompt=any_text,
     ),
     process_id=maybe() | naturals,
     adapters=maybe()

@@ -198,6 +198,7 @@ def load_pooler(
         is_asked=bool(config.classifier_tokens),
         needs_whole_prompts=encoder is not None,
         takes_token_types=encoder is not None and encoder.takes_token_types,
+        default_prompt=config.default_prompt,
     )
     return Pooler(
         info=info,

@@ -256,6 +256,18 @@ def test_a_pooled_prompt_is_encoded_as_a_text_or_a_pair() -> None:
         assert (asked, found) == ([Tokenize(content)], ids(1, 2, text="hi"))
 
 
+@pytest.mark.parametrize(
+    ("task", "asked"), [("embed", "q: hi"), ("token_embed", "q: hi"), ("classify", "hi")]
+)
+def test_the_default_prompt_stands_in_front_of_a_text_that_is_embedded(task: str, asked: str) -> None:
+    pooling = attrs.evolve(EMBEDDER, default_prompt="q: ")
+    found, _ = pooled(ParsedPrompt(content="hi"), None, ids(1, 2), pooling=pooling, task=task)
+    assert found == [Tokenize(asked)]
+    pair = TextPair("a", "b")
+    assert pooled(ParsedPrompt(content=pair), None, ids(1), pooling=pooling, task=task)[0] == [Tokenize(pair)]
+    assert pooled(ParsedPrompt((1, 2)), None, pooling=pooling, task=task) == ([], ids(1, 2, text=None))
+
+
 @pytest.mark.parametrize(("most", "kept"), [(5, 5), (6, 6), (-1, 8), (1, 1)])
 def test_a_pooled_prompt_of_ids_is_cut_at_its_end(most: int, kept: int) -> None:
     asked, found = pooled(ParsedPrompt(tuple(range(10, 20))), most)

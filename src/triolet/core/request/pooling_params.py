@@ -114,6 +114,7 @@ class PoolingInfo:
         needs_whole_prompts: whether tokens attend in both directions, so that a prompt is computed in one step, and
             nothing of it is kept.
         takes_token_types: whether the two texts of a pair are told apart by token types.
+        default_prompt: text in front of every text that is embedded, such as `query: `.
     """
 
     tasks: tuple[str, ...]
@@ -125,6 +126,7 @@ class PoolingInfo:
     is_asked: bool = False
     needs_whole_prompts: bool = False
     takes_token_types: bool = False
+    default_prompt: str = ""
 
     @property
     def scores(self) -> bool:

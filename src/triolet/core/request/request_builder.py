@@ -21,9 +21,11 @@ from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.param_validation import refuse, too_many
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import (
+    EMBED,
     GENERATE,
     POOLED,
     POOLED_WITHOUT_CACHE,
+    TOKEN_EMBED,
     PoolingParams,
     check_size,
     check_task,
@@ -199,11 +201,14 @@ class RequestBuilder:
         Raises:
             InvalidRequest: the model cannot serve it.
         """
-        info = self._info
+        info, content = self._info, prompt.content
+        assert info.pooling is not None
+        if isinstance(content, str) and params.task in (EMBED, TOKEN_EMBED):
+            content = info.pooling.default_prompt + content
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            tokenized = yield from self._encoded(Tokenize(prompt.content))
+            tokenized = yield from self._encoded(Tokenize(content))
         most = info.max_model_len if most_tokens == -1 else most_tokens
         if most is not None and len(tokenized.token_ids) > most:
             kept: tuple[int, ...] = ()
@@ -219,7 +224,6 @@ class RequestBuilder:
             max_model_len=info.max_model_len,
             has_answer=False,
         )
-        assert info.pooling is not None
         check_size(params, info.pooling, len(tokenized.token_ids))
         # most models see a pair as one text
         return tokenized if info.pooling.takes_token_types else attrs.evolve(tokenized, token_type_start=None)

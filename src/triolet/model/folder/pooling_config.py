@@ -60,6 +60,7 @@ class PoolingConfig:
     labels: tuple[str, ...] = ()
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
     has_deep_head: bool = False  # whether the head of the scores is linear, ReLU, linear
+    default_prompt: str = ""  # in front of every text that is embedded
     truncate_dim: int | None = None  # numbers to which an embedding is cut where a request does not say
     max_seq_length: int | None = None  # longest prompt that the folder allows, tokens
     # Texts of the tokens whose difference in logits is the score: no, yes.
@@ -209,7 +210,14 @@ def _with_settings(config: PoolingConfig, path: Path) -> PoolingConfig:
     if not path.exists():
         return config
     fields = Fields(path, read_json_object(path))
-    return attrs.evolve(config, truncate_dim=fields.optional_integer("truncate_dim"))
+    name, prompts = fields.text("default_prompt_name", ""), fields.section("prompts")
+    if name and (prompts is None or name not in prompts):
+        raise fields.wrong("default_prompt_name", "a name in prompts")
+    return attrs.evolve(
+        config,
+        default_prompt="" if prompts is None or not name else prompts.text(name, ""),
+        truncate_dim=fields.optional_integer("truncate_dim"),
+    )
 
 
 def _with_transformer(config: PoolingConfig, path: Path) -> PoolingConfig:
