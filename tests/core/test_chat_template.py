@@ -522,7 +522,7 @@ def test_a_template_that_fails_says_where_and_how(source: str, complaint: str) -
     with pytest.raises(ChatTemplateError) as caught:
         ChatTemplate(source).render([USER])
     assert complaint in str(caught.value)
-    assert caught.value.field == "chat_template"
+    assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(

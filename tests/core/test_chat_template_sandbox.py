@@ -192,7 +192,7 @@ def test_the_output_may_reach_its_limit_and_not_pass_it() -> None:
     assert program.run({"x": "abc"}, meter=Meter(PLENTY), max_output_chars=6) == "abcabc"
     with pytest.raises(ChatTemplateError, match="output passed the limit of 5 characters") as caught:
         program.run({"x": "abc"}, meter=Meter(PLENTY), max_output_chars=5)
-    assert caught.value.field == "chat_template"
+    assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_last_message_is_continued_only_if_the_caller_says_so() -> None:
 def test_of_several_values_that_are_not_read_the_first_by_name_is_named() -> None:
     with pytest.raises(ChatTemplateError, match="reads no value named 'a'") as caught:
         ChatTemplate("x").render([USER], b=1, a=1)
-    assert caught.value.field == "a"
+    assert caught.value.field == "chat_template_kwargs"
 
 
 def test_compiling_is_charged_to_no_rendering() -> None:
