@@ -62,7 +62,9 @@ class Pooler:
     info: PoolingInfo
     dense: tuple[DenseLayer, ...] = ()  # applied to embeddings
     normalizes: bool = True  # whether an embedding has length 1 by default
-    dimensions: int | None = None  # to which an embedding is cut by default
+    dimensions: int | None = (
+        None  # to which an embedding is cut where a request does not say; None for no cut
+    )
     head: Tensor | None = None  # [num_labels, hidden], of a classification
     # Head of an encoder, from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels];
     # or of a reward model, from those of any tokens to a row of scores for each.
@@ -117,13 +119,13 @@ class Pooler:
         if params.task in (EMBED, TOKEN_EMBED):
             for layer in self.dense:
                 vectors = layer(vectors)
-            # as in sentence-transformers, the folder's default is not for the vectors of tokens
-            default = self.dimensions if params.task == EMBED else None
-            vectors = vectors[
-                :, : params.dimensions or default
-            ]  # all for None; normalised after the cut, so that the length is 1
+            # All for None; normalised after the cut, so that the length is 1.
+            vectors = vectors[:, : params.dimensions]
             normalizes = self.normalizes if params.use_activation is None else params.use_activation
-            return functional.normalize(vectors, dim=-1) if normalizes else vectors
+            vectors = functional.normalize(vectors, dim=-1) if normalizes else vectors
+            # As in sentence-transformers: the folder's cut comes last, and not in the vectors of tokens.
+            has_default = params.dimensions is None and params.task == EMBED
+            return vectors[:, : self.dimensions] if has_default else vectors
         assert self.head is not None
         return self._probabilities(functional.linear(vectors, self.head), params)
 
