@@ -252,6 +252,13 @@ def test_the_default_of_several_templates_is_used(folder: Path) -> None:
     assert load(folder).render(MESSAGES) == "plain"
 
 
+def test_a_template_in_a_json_file_of_its_own_is_used_where_the_settings_have_none(folder: Path) -> None:
+    (folder / "chat_template.json").write_text('{"chat_template": "from the file"}')
+    assert load(folder).render(MESSAGES) != "from the file"
+    change_json(folder / "tokenizer_config.json", chat_template=...)
+    assert load(folder).render(MESSAGES) == "from the file"
+
+
 def test_a_tokenizer_of_vocabulary_and_merges_is_converted(tmp_path: Path) -> None:
     vocab = {chr(97 + index): index for index in range(26)} | {"ab": 26, "<|endoftext|>": 27}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))

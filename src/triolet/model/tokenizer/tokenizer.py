@@ -415,7 +415,8 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
+    # Folders of models with images, as transformers 4 wrote them, have it in a JSON file of its own.
+    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
