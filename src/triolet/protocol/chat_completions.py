@@ -66,15 +66,13 @@ def _known_to_templates(message: Message) -> Message:
         return message
     content = message.get("content")
     if content is None and message.get("refusal") is not None:
-        content = message["refusal"]
-    if isinstance(content, list):
-        content = [
-            {"type": "text", "text": part.get("refusal")}
-            if isinstance(part, dict) and part.get("type") == "refusal"
-            else part
-            for part in content
-        ]
-    return {**message, "content": content}
+        return {**message, "content": message["refusal"]}
+    return {**message, "content": list(map(_said, content))} if isinstance(content, list) else message
+
+
+def _said(part: Any) -> Any:
+    is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
+    return {"type": "text", "text": part.get("refusal")} if is_refusal else part
 
 
 @attrs.frozen(kw_only=True)

@@ -115,8 +115,7 @@ class GenerationRequest:
         Raises:
             WireError: names the field, the rule and the value.
         """
-        identifiers = ("user", "safety_identifier", "prompt_cache_key")
-        check_labels(self.metadata, {name: getattr(self, name) for name in identifiers})
+        check_labels(self)
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
         if self.sampling.get("logprob_token_ids") and self.num_logprobs() is None:

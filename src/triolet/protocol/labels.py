@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from triolet.protocol.errors import wrong
 
@@ -12,14 +13,29 @@ MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 64, 512
 MAX_IDENTIFIER_CHARS = 64
 
 
-def check_labels(metadata: Mapping[str, str], identifiers: Mapping[str, str | None]) -> None:
-    """Check the labels of a request.
+class Labelled(Protocol):
+    """Request with labels."""
 
-    Args:
-        identifiers: such as `user`, by the name of the field; None for one that is left out.
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    @property
+    def user(self) -> str | None: ...
+
+    @property
+    def safety_identifier(self) -> str | None: ...
+
+    @property
+    def prompt_cache_key(self) -> str | None: ...
+
+
+def check_labels(request: Labelled) -> None:
+    """Check the lengths of a request's labels.
+
     Raises:
         WireError: names the field, the rule and the value.
     """
+    metadata = request.metadata
     if len(metadata) > MAX_METADATA_ENTRIES:
         raise wrong("metadata", f"at most {MAX_METADATA_ENTRIES} entries", len(metadata))
     for key, value in metadata.items():
@@ -28,6 +44,7 @@ def check_labels(metadata: Mapping[str, str], identifiers: Mapping[str, str | No
             raise wrong("metadata", rule, key)
         if len(value) > MAX_METADATA_VALUE_CHARS:
             raise wrong(f"metadata.{key}", f"at most {MAX_METADATA_VALUE_CHARS} characters long", value)
-    for name, identifier in identifiers.items():
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        identifier: str | None = getattr(request, name)
         if identifier is not None and len(identifier) > MAX_IDENTIFIER_CHARS:
             raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", identifier)

@@ -30,7 +30,6 @@ from triolet.protocol.sampling import OffersTools, check_object_fields, sampling
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
-_IDENTIFIERS = ("user", "safety_identifier", "prompt_cache_key")
 _METADATA_PREFIX = "ws_request_header_"  # Codex's, for the headers that an HTTP request would have
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -146,7 +145,7 @@ class CreateResponse(OffersTools):
             raise wrong("truncation", "disabled or auto", self.truncation)
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
-        check_labels(self.metadata, {name: getattr(self, name) for name in _IDENTIFIERS})
+        check_labels(self)
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
         check_stream_id(self.stream_id)
