@@ -103,8 +103,10 @@ async def test_a_refused_request_is_an_answer_and_the_others_go_on(
         (line("a", "/v1/files"), "in.jsonl:1: url must be one of /v1/chat/completions"),
         (line("a", stream=True), "in.jsonl:1: body.stream must be left out or false; got True"),
         (line("a").replace("POST", "GET"), "in.jsonl:1: method must be POST; got 'GET'"),
+        (line("\ud800"), "in.jsonl:1: custom_id must have no lone surrogates; got "),
+        ("[" * 100_000, "in.jsonl:1: the line must be JSON; "),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, text: str, sentence: str) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -136,7 +136,7 @@ def read_line(text: str, where: str) -> BatchLine:
     """
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BatchError(f"{where}: the line must be JSON; {error}") from None
     if not isinstance(line, dict) or line.keys() != FIELDS:
         raise BatchError(
@@ -145,6 +145,8 @@ def read_line(text: str, where: str) -> BatchLine:
     custom_id, url, body = line["custom_id"], line["url"], line["body"]
     if not isinstance(custom_id, str) or not custom_id:
         raise BatchError(f"{where}: custom_id must be a non-empty text; got {shown(custom_id)}")
+    if any("\ud800" <= char <= "\udfff" for char in custom_id):  # no answer could be written for it
+        raise BatchError(f"{where}: custom_id must have no lone surrogates; got {shown(custom_id)}")
     if line["method"] != "POST":
         raise BatchError(f"{where}: method must be POST; got {shown(line['method'])}")
     if url not in URLS:
