@@ -13,6 +13,7 @@ from triolet.core.request.grammar_state import (
     Thinking,
     ThinkingRules,
     TokenMask,
+    all_but,
     only,
     with_token,
 )
@@ -239,6 +240,10 @@ def test_the_end_of_a_budget_is_not_said_twice() -> None:
     answer = [1, 5]  # the model has begun to close by itself
     thinking.follow(answer)
     assert thinking.forced_token_id(answer) == 6
+
+
+def test_a_mask_of_all_but_some_tokens_lacks_those_of_the_vocabulary() -> None:
+    assert all_but((9, 0, 20, 999), 20) == b"\xfe\xfd\xff"
 
 
 def test_a_mask_of_one_token_has_one_bit() -> None:

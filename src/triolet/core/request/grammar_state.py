@@ -126,7 +126,8 @@ def all_but(token_ids: Iterable[int], vocab_size: int) -> bytes:
     """Return a mask that allows all tokens of the vocabulary but these."""
     mask = bytearray(b"\xff" * ((vocab_size + 7) // 8))
     for token_id in token_ids:
-        mask[token_id // 8] &= ~(1 << token_id % 8)
+        if token_id < vocab_size:  # a config may name an end that the model never says
+            mask[token_id // 8] &= ~(1 << token_id % 8)
     return bytes(mask)
 
 
