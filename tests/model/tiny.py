@@ -50,13 +50,7 @@ _LONGROPE = {
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 20,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+_GROUPS = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "n_shared_experts": 2,
@@ -64,6 +58,15 @@ _LATENT = {
     "n_group": 3,
     "topk_group": 2,
     "first_k_dense_replace": 1,
+}
+_LATENT = {
+    **_GROUPS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
 }
 
 _GRANITE_HYBRID = {
@@ -108,6 +111,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "LlamaConfig",
         {**_SIZES, "tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1}
         | {"hidden_size": 48},
+    ),
+    "helium": (
+        "HeliumForCausalLM",
+        "HeliumConfig",
+        {**_SIZES, "head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ),
+    "ernie4.5": ("Ernie4_5ForCausalLM", "Ernie4_5Config", {**_SIZES, "head_dim": 32}),
+    "ernie4.5-biased": (
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5Config",
+        {**_SIZES, "head_dim": 32, "use_bias": True, "tie_word_embeddings": False},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", "SeedOssConfig", {**_SIZES, "head_dim": 32}),
+    "seed-oss-biased": (
+        "SeedOssForCausalLM",
+        "SeedOssConfig",
+        {**_SIZES, "head_dim": 32, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**_SIZES, "sliding_window": 11}),
     "qwen2": (
@@ -261,6 +281,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logits_scaling": 3.0,
         },
     ),
+    "granite-moe-shared": (
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        {
+            **_SIZES,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 80,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        {**_SIZES, "num_experts": 6, "num_experts_per_tok": 2, "attention_bias": True},
+    ),
     "granite-hybrid": (
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",
@@ -279,6 +316,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_conv_bias": False,
             "mamba_proj_bias": True,
             "tie_word_embeddings": True,
+        },
+    ),
+    "bamba": (
+        "BambaForCausalLM",
+        "BambaConfig",
+        {
+            **_SIZES,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
         },
     ),
     "qwen3-next": (
@@ -388,6 +438,25 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "attention_bias": True,
             "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
+    ),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {
+            **_SIZES,
+            **_GROUPS,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 32,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        "Glm4MoeLiteConfig",
+        {**_SIZES, **_LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
     ),
     "deepseek-v3-halves": (
         "DeepseekV3ForCausalLM",

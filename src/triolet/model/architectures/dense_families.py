@@ -38,11 +38,70 @@ from triolet.model.folder.json_fields import Fields
 
 def llama(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Llama."""
-    return _with_biases(fields, base_config(fields, Defaults(), max_model_len))
+    return with_biases(fields, base_config(fields, Defaults(), max_model_len))
 
 
-def _with_biases(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+def with_biases(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Read whether attention and the feed-forward block have biases."""
     return attrs.evolve(with_attention_bias(fields, config), mlp_bias=fields.flag("mlp_bias", False))
+
+
+def helium(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Helium: Llama of which adjacent dimensions turn together."""
+    defaults = Defaults(
+        vocab_size=48_000,
+        hidden_size=2560,
+        intermediate_size=7040,
+        num_hidden_layers=24,
+        num_attention_heads=20,
+        head_dim=128,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-8,
+        rope_theta=100_000.0,
+        interleaved_rotary=True,
+    )
+    config = with_biases(fields, base_config(fields, defaults, max_model_len))
+    return attrs.evolve(config, attention_out_bias=False)
+
+
+def ernie4_5(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an ERNIE 4.5: Llama of which adjacent dimensions turn together."""
+    defaults = Defaults(
+        vocab_size=103_424,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=18,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=500_000.0,
+        tie_word_embeddings=True,
+        interleaved_rotary=True,
+    )
+    bias = fields.flag("use_bias", False)
+    config = base_config(fields, defaults, max_model_len)
+    return attrs.evolve(config, qkv_bias=bias, attention_out_bias=bias, mlp_bias=bias)
+
+
+def seed_oss(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Seed-OSS: Llama with biases in front of attention."""
+    defaults = Defaults(
+        vocab_size=155_136,
+        intermediate_size=27_648,
+        num_hidden_layers=64,
+        num_attention_heads=80,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=524_288,
+    )
+    return attrs.evolve(
+        base_config(fields, defaults, max_model_len),
+        qkv_bias=fields.flag("attention_bias", True),
+        attention_out_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
 
 
 def mistral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -92,7 +151,7 @@ def phi3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
 def granite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Granite: Llama with a multiplier at each place where numbers may grow."""
-    return _with_biases(
+    return with_biases(
         fields, with_granite_multipliers(fields, base_config(fields, Defaults(), max_model_len))
     )
 
@@ -132,7 +191,7 @@ def smollm3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         {"sliding_window": window if kind == SLIDING else None, **({} if turns else {"rope": None})}
         for kind, turns in zip(kinds, rotates, strict=True)
     ]
-    return _with_biases(fields, with_layers(config, changes))
+    return with_biases(fields, with_layers(config, changes))
 
 
 _POST_NORM_NAMES = TensorNames(

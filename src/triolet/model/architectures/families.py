@@ -92,6 +92,9 @@ class Family:
 
 _FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(dense.llama, runs_on_cpu_decoder=True),
+    "HeliumForCausalLM": Family(dense.helium, runs_on_cpu_decoder=True),
+    "Ernie4_5ForCausalLM": Family(dense.ernie4_5, runs_on_cpu_decoder=True),
+    "SeedOssForCausalLM": Family(dense.seed_oss, runs_on_cpu_decoder=True),
     "MistralForCausalLM": Family(dense.mistral, runs_on_cpu_decoder=True),
     "Qwen2ForCausalLM": Family(dense.qwen2, runs_on_cpu_decoder=True),
     "Qwen3ForCausalLM": Family(dense.qwen3, runs_on_cpu_decoder=True),
@@ -115,12 +118,17 @@ _FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(moe.qwen2_moe, runs_on_cpu_decoder=True),
     "Qwen3MoeForCausalLM": Family(moe.qwen3_moe, runs_on_cpu_decoder=True),
     "GraniteMoeForCausalLM": Family(moe.granite_moe, runs_on_cpu_decoder=True),
+    "GraniteMoeSharedForCausalLM": Family(moe.granite_moe_shared, runs_on_cpu_decoder=True),
+    "OlmoeForCausalLM": Family(moe.olmoe, runs_on_cpu_decoder=True),
     "GptOssForCausalLM": Family(moe.gpt_oss, runs_on_cpu_decoder=True),
+    "Glm4MoeForCausalLM": Family(moe.glm4_moe),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
+    "BambaForCausalLM": Family(hybrid.bamba),
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),
     "Lfm2ForCausalLM": Family(hybrid.lfm2),
     "DeepseekV2ForCausalLM": Family(latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Family(latent.deepseek_v3),
+    "Glm4MoeLiteForCausalLM": Family(latent.glm4_moe_lite),
 }

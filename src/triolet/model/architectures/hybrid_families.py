@@ -16,7 +16,7 @@ from triolet.model.architectures.decoder_config import (
     ShortConvolutionConfig,
     TensorNames,
 )
-from triolet.model.architectures.dense_families import with_granite_multipliers
+from triolet.model.architectures.dense_families import with_biases, with_granite_multipliers
 from triolet.model.architectures.family_common import (
     FULL,
     QWEN,
@@ -57,6 +57,31 @@ def granite_moe_hybrid(fields: Fields, max_model_len: int | None) -> DecoderConf
     )
     config = with_attention_bias(fields, with_layers(config, changes))
     return attrs.evolve(config, intermediate_size=_shared_size(fields), names=names)
+
+
+def bamba(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Bamba: Mamba layers, and a few with attention of which half of each head turns."""
+    defaults = Defaults(
+        vocab_size=128_000,
+        intermediate_size=14_336,
+        num_key_value_heads=8,
+        max_position_embeddings=262_144,
+        rms_norm_eps=1e-5,
+        has_partial_rotary=True,
+        partial_rotary_factor=0.5,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    mamba, attending = _mamba(fields, config.hidden_size), fields.integers("attn_layer_indices")
+    changes: list[dict[str, Any]] = [
+        {"recurrent": None if index in attending else mamba} for index in range(len(config.layers))
+    ]
+    names = TensorNames(
+        final_norm="final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        mlp_in=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        mlp_out="feed_forward.down_proj",
+    )
+    return attrs.evolve(with_biases(fields, with_layers(config, changes)), names=names)
 
 
 def _kinds(fields: Fields, default: Sequence[str], recurrent: str = LINEAR) -> list[str]:

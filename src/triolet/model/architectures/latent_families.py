@@ -1,4 +1,4 @@
-"""From config.json to `DecoderConfig`: families with multi-head latent attention, DeepSeek V2 and V3."""
+"""From config.json to `DecoderConfig`: families with multi-head latent attention, DeepSeek V2 and V3, GLM 4.7 Flash."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from triolet.model.architectures.decoder_config import (
 from triolet.model.architectures.family_common import (
     Defaults,
     base_config,
-    checked_experts,
     rope_parameters_of,
     unsupported,
     with_layers,
 )
 from triolet.model.architectures.rope import rope_type
-from triolet.model.folder.json_fields import Fields
-
-_NAMES = TensorNames(
-    shared_in=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    shared_out="mlp.shared_experts.down_proj",
+from triolet.model.architectures.moe_families import (
+    SHARED_EXPERTS,
+    ExpertDefaults,
+    checked_groups,
+    sigmoid_experts,
+    sigmoid_names,
 )
+from triolet.model.folder.json_fields import Fields
 
 
 def deepseek_v2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -62,7 +63,7 @@ def deepseek_v2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
     config = _latent_config(fields, defaults, max_model_len, is_interleaved=True)
     first_sparse = fields.integer("first_k_dense_replace", 0, minimum=0)
-    return _with_experts(fields, config, moe, first_sparse, _NAMES)
+    return _with_experts(fields, config, moe, first_sparse, SHARED_EXPERTS)
 
 
 def deepseek_v3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -76,50 +77,68 @@ def deepseek_v3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         num_key_value_heads=128,
         max_position_embeddings=4096,
     )
-    if fields.text("scoring_func", "sigmoid") != "sigmoid":
-        raise unsupported(fields, "scoring_func", "sigmoid in this family")
-    routing = GroupedRouting(
-        num_groups=fields.integer("n_group", 8),
-        groups_per_token=fields.integer("topk_group", 4),
-        group_top=2,
-        scale=fields.number("routed_scaling_factor", 2.5),
-        is_sigmoid=True,
-        is_corrected=True,
-    )
-    moe = MoeConfig(
-        num_experts=fields.integer("num_local_experts", fields.integer("n_routed_experts", 256)),
-        experts_per_token=fields.integer("num_experts_per_tok", 8),
-        intermediate_size=fields.integer("moe_intermediate_size", 2048),
-        normalize=fields.flag("norm_topk_prob", True),
-        shared_size=fields.integer("n_shared_experts", 1) * fields.integer("moe_intermediate_size", 2048),
-        has_shared_gate=False,
-        routing=routing,
+    experts = ExpertDefaults(
+        num_experts=256,
+        experts_per_token=8,
+        intermediate_size=2048,
+        num_groups=8,
+        groups_per_token=4,
+        scale=2.5,
     )
     config = _latent_config(
         fields, defaults, max_model_len, is_interleaved=fields.flag("rope_interleave", True)
     )
-    # Layers that draft tokens lie behind the last one.
-    count = len(config.layers)
-    num_drafting = fields.integer("num_mtp_layers", 1, minimum=0)
-    num_drafting = fields.integer("num_nextn_predict_layers", num_drafting, minimum=0)
-    names = attrs.evolve(
-        _NAMES,
-        router_correction="mlp.gate.e_score_correction_bias",
-        ignored_prefixes=tuple(f"model.layers.{index}." for index in range(count, count + num_drafting)),
+    first_sparse = fields.integer("first_k_dense_replace", 3, minimum=0)
+    names = sigmoid_names(fields, len(config.layers))
+    return _with_experts(fields, config, sigmoid_experts(fields, experts), first_sparse, names)
+
+
+def glm4_moe_lite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a GLM 4.7 Flash: a small DeepSeek V3."""
+    defaults = Defaults(
+        vocab_size=154_880,
+        hidden_size=2048,
+        intermediate_size=10_240,
+        num_hidden_layers=47,
+        num_attention_heads=20,
+        num_key_value_heads=20,
+        max_position_embeddings=202_752,
+        rms_norm_eps=1e-5,
+        has_partial_rotary=True,
     )
-    return _with_experts(fields, config, moe, fields.integer("first_k_dense_replace", 3, minimum=0), names)
+    experts = ExpertDefaults(num_experts=64, experts_per_token=4, intermediate_size=1536, scale=1.8)
+    latent = LatentConfig(query_size=768, latent_size=512, rotary_size=64, plain_size=192, value_size=256)
+    is_interleaved = fields.flag("rope_interleave", True)
+    config = _latent_config(fields, defaults, max_model_len, latent, is_interleaved=is_interleaved)
+    count = len(config.layers)
+    kinds = fields.texts("mlp_layer_types") or ("dense", *("sparse",) * (count - 1))
+    first_sparse = kinds.count("dense")
+    if kinds != ("dense",) * first_sparse + ("sparse",) * (count - first_sparse):
+        raise unsupported(fields, "mlp_layer_types", f"{count} times dense or sparse, dense ones first")
+    names = sigmoid_names(fields, count)
+    return _with_experts(fields, config, sigmoid_experts(fields, experts), first_sparse, names)
+
+
+_DEEPSEEK_LATENT = LatentConfig(
+    query_size=1536, latent_size=512, rotary_size=64, plain_size=128, value_size=128
+)
 
 
 def _latent_config(
-    fields: Fields, defaults: Defaults, max_model_len: int | None, *, is_interleaved: bool
+    fields: Fields,
+    defaults: Defaults,
+    max_model_len: int | None,
+    default: LatentConfig = _DEEPSEEK_LATENT,
+    *,
+    is_interleaved: bool,
 ) -> DecoderConfig:
     """Return the configuration with the family's attention, and with a dense feed-forward block in each layer."""
     latent = LatentConfig(
-        query_size=fields.optional_integer("q_lora_rank", 1536),
-        latent_size=fields.integer("kv_lora_rank", 512),
-        rotary_size=fields.integer("qk_rope_head_dim", 64),
-        plain_size=fields.integer("qk_nope_head_dim", 128),
-        value_size=fields.integer("v_head_dim", 128),
+        query_size=fields.optional_integer("q_lora_rank", default.query_size),
+        latent_size=fields.integer("kv_lora_rank", default.latent_size),
+        rotary_size=fields.integer("qk_rope_head_dim", default.rotary_size),
+        plain_size=fields.integer("qk_nope_head_dim", default.plain_size),
+        value_size=fields.integer("v_head_dim", default.value_size),
     )
     config = base_config(fields, attrs.evolve(defaults, head_dim=latent.rotary_size), max_model_len)
     if config.head_dim != latent.rotary_size:
@@ -160,16 +179,9 @@ def _with_experts(
     """Give the layers from `first_sparse` on experts."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise unsupported(fields, "moe_layer_freq", "1: every layer after the dense ones has experts")
-    routing = moe.routing
-    assert routing is not None
-    if moe.num_experts % routing.num_groups or moe.num_experts // routing.num_groups < routing.group_top:
-        rule = f"a divisor of n_routed_experts ({moe.num_experts}) that leaves {routing.group_top} in a group"
-        raise fields.wrong("n_group", rule)
-    if routing.groups_per_token > routing.num_groups:
-        raise fields.wrong("topk_group", f"at most n_group, {routing.num_groups}")
     latent = config.layers[0].latent
     if latent is not None and latent.query_size is None:
         names = attrs.evolve(names, query_up="self_attn.q_proj")
-    moe = checked_experts(fields, moe)
+    moe = checked_groups(fields, moe)
     sparse = [{"moe": moe if index >= first_sparse else None} for index in range(len(config.layers))]
     return attrs.evolve(with_layers(config, sparse), names=names)
