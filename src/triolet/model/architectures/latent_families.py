@@ -20,7 +20,6 @@ from triolet.model.architectures.family_common import (
     unsupported,
     with_layers,
 )
-from triolet.model.architectures.rope import rope_type
 from triolet.model.architectures.moe_families import (
     SHARED_EXPERTS,
     ExpertDefaults,
@@ -28,6 +27,7 @@ from triolet.model.architectures.moe_families import (
     sigmoid_experts,
     sigmoid_names,
 )
+from triolet.model.architectures.rope import rope_type
 from triolet.model.folder.json_fields import Fields
 
 
@@ -107,6 +107,9 @@ def glm4_moe_lite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         has_partial_rotary=True,
     )
     experts = ExpertDefaults(num_experts=64, experts_per_token=4, intermediate_size=1536, scale=1.8)
+    # as in transformers, the general name wins over DeepSeek's
+    rotary_size = fields.integer("head_dim", fields.integer("qk_rope_head_dim", 64))
+    fields = attrs.evolve(fields, values={**fields.values, "qk_rope_head_dim": rotary_size})
     latent = LatentConfig(query_size=768, latent_size=512, rotary_size=64, plain_size=192, value_size=256)
     is_interleaved = fields.flag("rope_interleave", True)
     config = _latent_config(fields, defaults, max_model_len, latent, is_interleaved=is_interleaved)

@@ -273,7 +273,12 @@ def sigmoid_experts(fields: Fields, defaults: ExpertDefaults) -> MoeConfig:
 
 
 def sigmoid_names(fields: Fields, count: int) -> TensorNames:
-    """Return the names of a model of `count` layers with `sigmoid_experts`, without those of layers that draft tokens."""
+    """Return the names of a model with `sigmoid_experts`, but for its layers that draft tokens.
+
+    Args:
+        fields: of config.json.
+        count: number of layers.
+    """
     num_drafting = fields.integer("num_mtp_layers", 1, minimum=0)
     num_drafting = fields.integer("num_nextn_predict_layers", num_drafting, minimum=0)
     return attrs.evolve(
