@@ -81,6 +81,17 @@ _GRANITE_HYBRID = {
     "logits_scaling": 3.0,
 }
 
+_NEMOTRON_H = {
+    **{name: size for name, size in _SIZES.items() if name != "num_hidden_layers"},
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    # A limit of steps that transformers has for prompts alone, and NVIDIA's own code nowhere: pull request 48989.
+    "time_step_min": 1e-9,
+}
+
 _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -329,6 +340,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_n_groups": 2,
             "attention_bias": True,
             "mlp_bias": True,
+        },
+    ),
+    "nemotron-h": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+    ),
+    "nemotron-h-moe": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_NEMOTRON_H,
+            **_GROUPS,
+            "hybrid_override_pattern": "MEM*EM-",
+            "moe_shared_expert_intermediate_size": 80,
+            "routed_scaling_factor": 1.5,
         },
     ),
     "qwen3-next": (

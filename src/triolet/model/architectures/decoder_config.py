@@ -149,6 +149,7 @@ class MambaConfig:
     kernel_size: int  # of the convolution before it, tokens
     convolution_bias: bool
     projection_bias: bool
+    activation: str  # of what the convolution gives
 
     @property
     def inner_size(self) -> int:
@@ -253,6 +254,14 @@ class LayerConfig:
     latent: LatentConfig | None = None  # None for attention with keys and values of its heads
     # What the layer has in place of attention; None for attention.
     recurrent: RecurrentConfig | None = None
+    # Numbers of the checkpoint's layers that hold attention and the feed-forward block, where each is one of its own
+    # (Nemotron-H), the second None without such a block; None where a layer holds both.
+    stored_as: tuple[int, int | None] | None = None
+
+    @property
+    def has_feed_forward(self) -> bool:
+        """True if it has a feed-forward block."""
+        return self.stored_as is None or self.stored_as[1] is not None
 
 
 @attrs.frozen(kw_only=True)
@@ -269,7 +278,7 @@ class DecoderConfig:
     max_position: int  # longest sequence that the position encoding covers, tokens
     layers: tuple[LayerConfig, ...]
     norm: NormConfig
-    activation: str  # `silu`, `gelu_tanh`, `gelu` or `relu`
+    activation: str  # `silu`, `gelu_tanh`, `gelu`, `relu` or `relu2`, its square
     names: TensorNames
     # How the family's own checkpoints name the modules, where the tensors have other names (GGUF); adapters use these.
     module_names: TensorNames | None = None

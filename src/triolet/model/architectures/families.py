@@ -124,6 +124,7 @@ _FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": Family(moe.glm4_moe),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
     "BambaForCausalLM": Family(hybrid.bamba),
+    "NemotronHForCausalLM": Family(hybrid.nemotron_h),
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),

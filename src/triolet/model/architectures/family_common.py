@@ -25,6 +25,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 

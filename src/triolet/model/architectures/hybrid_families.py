@@ -21,13 +21,20 @@ from triolet.model.architectures.family_common import (
     FULL,
     QWEN,
     Defaults,
+    activation_of,
     base_config,
     checked_experts,
     unsupported,
     with_attention_bias,
     with_layers,
 )
-from triolet.model.architectures.moe_families import GRANITE_STACKS, sparse_layers
+from triolet.model.architectures.moe_families import (
+    GRANITE_STACKS,
+    ExpertDefaults,
+    checked_groups,
+    sigmoid_experts,
+    sparse_layers,
+)
 from triolet.model.folder.json_fields import Fields
 
 LINEAR = "linear_attention"
@@ -130,7 +137,125 @@ def _mamba(fields: Fields, hidden_size: int) -> MambaConfig:
         kernel_size=fields.integer("mamba_d_conv", 4, minimum=2),
         convolution_bias=fields.flag("mamba_conv_bias", True),
         projection_bias=fields.flag("mamba_proj_bias", False),
+        activation=activation_of(fields, "hidden_act", "silu"),
     )
+
+
+_NEMOTRON_BLOCKS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+"""Letters of `hybrid_override_pattern`."""
+
+_NEMOTRON_EXPERTS = ExpertDefaults(num_experts=8, experts_per_token=2, intermediate_size=7688, scale=1.0)
+
+
+def nemotron_h(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Nemotron-H, Nemotron Nano 2 or Nemotron 3 Nano: Mamba layers, a few with attention, perhaps experts."""
+    if fields.flag("attention_bias", False):
+        raise unsupported(fields, "attention_bias", "false: transformers knows no such biases in this family")
+    blocks = _nemotron_blocks(fields)
+    # A feed-forward block is a layer of its own there, and a part of the layer before it here.
+    stored_as: list[tuple[int, int | None]] = []
+    for index, block in enumerate(blocks):
+        if block in (LINEAR, FULL):
+            stored_as.append((index, None))
+        else:
+            if not stored_as or stored_as[-1][1] is not None:
+                raise unsupported(
+                    fields, "layers_block_type", "such that no two mlp or moe follow each other"
+                )
+            stored_as[-1] = (stored_as[-1][0], index)
+    values = {**fields.values, "num_hidden_layers": len(stored_as), "hidden_act": "silu"}
+    defaults = Defaults(
+        vocab_size=131_072, intermediate_size=21_504, num_key_value_heads=8, head_dim=128,
+        max_position_embeddings=4096,
+    )  # fmt: skip
+    config = base_config(attrs.evolve(fields, values=values), defaults, max_model_len)
+    mamba = _nemotron_mamba(fields)
+    experts = _nemotron_experts(fields) if "moe" in blocks else None
+    changes: list[dict[str, Any]] = [
+        {
+            "recurrent": mamba if blocks[first] == LINEAR else None,
+            "moe": experts if second is not None and blocks[second] == "moe" else None,
+            "rope": None,
+            "stored_as": (first, second),
+        }
+        for first, second in stored_as
+    ]
+    return attrs.evolve(
+        with_layers(config, changes),
+        norm=attrs.evolve(config.norm, eps=fields.number("layer_norm_epsilon", 1e-5)),
+        activation=activation_of(fields, "mlp_hidden_act", "relu2"),
+        gated=False,
+        mlp_bias=fields.flag("mlp_bias", False),
+        names=_NEMOTRON_NAMES,
+    )
+
+
+def _nemotron_blocks(fields: Fields) -> list[str]:
+    kinds = tuple(_NEMOTRON_BLOCKS.values())
+    for name in ("layers_block_type", "layer_types"):
+        if blocks := [_OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or ()]:
+            break
+    else:
+        name = "hybrid_override_pattern"
+        blocks = [_NEMOTRON_BLOCKS.get(letter, letter) for letter in fields.text(name, "ME*-")]
+    if not set(blocks) <= set(kinds):
+        raise unsupported(fields, name, f"of {', '.join(kinds)} or the letters {''.join(_NEMOTRON_BLOCKS)}")
+    return blocks
+
+
+def _nemotron_mamba(fields: Fields) -> MambaConfig:
+    # transformers raises the steps of prompts to time_step_min, unlike NVIDIA's own code: its pull request 48989.
+    _check_step_limit(fields)
+    num_heads, num_groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
+    if num_heads % num_groups:
+        raise fields.wrong("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
+    return MambaConfig(
+        num_heads=num_heads,
+        head_dim=fields.integer("mamba_head_dim", 64),
+        state_size=fields.integer("ssm_state_size", 128),
+        num_groups=num_groups,
+        kernel_size=fields.integer("conv_kernel", 4, minimum=2),
+        convolution_bias=fields.flag("use_conv_bias", True),
+        projection_bias=fields.flag("use_bias", False),
+        activation=activation_of(fields, "mamba_hidden_act", "silu"),
+    )
+
+
+def _nemotron_experts(fields: Fields) -> MoeConfig:
+    if fields.values.get("moe_latent_size") is not None:
+        raise unsupported(fields, "moe_latent_size", "null: experts read the residual stream itself")
+    if fields.flag("mlp_bias", False):
+        raise unsupported(fields, "mlp_bias", "false beside experts, which have none")
+    shared_size = fields.integer("moe_shared_expert_intermediate_size", 7688)
+    experts = attrs.evolve(sigmoid_experts(fields, _NEMOTRON_EXPERTS), shared_size=shared_size)
+    return checked_groups(fields, experts)
+
+
+_NEMOTRON_NAMES = TensorNames(
+    prefix="backbone.",
+    embedding="embeddings",
+    final_norm="norm_f",
+    attention_norm="norm",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    attention_out="mixer.o_proj",
+    mlp_norm="norm",
+    mlp_in=("mixer.up_proj",),
+    mlp_out="mixer.down_proj",
+    router="mixer.gate",
+    router_correction="mixer.gate.e_score_correction_bias",
+    expert_in=("mixer.experts.{expert}.up_proj",),
+    expert_out="mixer.experts.{expert}.down_proj",
+    shared_in=("mixer.shared_experts.up_proj",),
+    shared_out="mixer.shared_experts.down_proj",
+    recurrent_in=("mixer.in_proj",),
+    recurrent_convolution="mixer.conv1d",
+    recurrent_norm="mixer.norm",
+    recurrent_out="mixer.out_proj",
+    recurrent_step_bias="mixer.dt_bias",
+    recurrent_decay="mixer.A_log",
+    recurrent_skip="mixer.D",
+    ignored_prefixes=("mtp.",),  # layers that draft tokens
+)
 
 
 def _check_step_limit(fields: Fields) -> None:

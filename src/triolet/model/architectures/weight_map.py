@@ -155,7 +155,8 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
 
 def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
     names, hidden = config.names, config.hidden_size
-    ours, theirs = f"layers.{index}.", planner.prefix + names.layer.format(layer=index)
+    first, second = layer.stored_as or (index, index)
+    ours, theirs = f"layers.{index}.", planner.prefix + names.layer.format(layer=first)
     if names.attention_norm:
         planner.vector(
             ours + "attention_norm", theirs + names.attention_norm, hidden, bias=_has_bias(config.norm)
@@ -166,6 +167,9 @@ def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, in
         _plan_attention(planner, config, layer, ours, theirs)
     if names.post_attention_norm:
         planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
+    if second is None:
+        return
+    theirs = planner.prefix + names.layer.format(layer=second)
     if names.mlp_norm:
         planner.vector(ours + "mlp_norm", theirs + names.mlp_norm, hidden, bias=_has_bias(config.norm))
     _plan_mlp(planner, config, layer, ours, theirs)

@@ -228,7 +228,7 @@ class DecoderLayer:
     attention: Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution
     post_attention_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: FeedForward | MixtureOfExperts
+    mlp: FeedForward | MixtureOfExperts | None
     post_mlp_norm: Norm | None
     parallel_block: bool  # the feed-forward block reads what attention reads
     residual_scale: float  # what a block adds is multiplied by it
@@ -244,6 +244,8 @@ class DecoderLayer:
         """Return what is yet to be added to the residual stream, and the stream; [num_tokens, hidden] each."""
         x, residual = _add(self.attention_norm, x, residual)
         mixed = self._scaled(self.attention(x, positions, cache, attention), self.post_attention_norm)
+        if self.mlp is None:
+            return mixed, residual
         if self.parallel_block:
             return mixed + self._scaled(self.mlp(x), self.post_mlp_norm), residual
         x, residual = _add(self.mlp_norm, mixed, residual)
@@ -282,7 +284,7 @@ class Decoder:
         """True if its steps can be captured as a graph: on a GPU it waits for nothing and looks at no result."""
         return all(
             isinstance(layer.attention, Attention)
-            and (isinstance(layer.mlp, FeedForward) or layer.mlp.is_capturable)
+            and (not isinstance(layer.mlp, MixtureOfExperts) or layer.mlp.is_capturable)
             for layer in self.layers
         )
 
@@ -422,7 +424,7 @@ def _build_layer(
         attention=_build_attention(config, layer, prefix, weights, facts, adapters),
         post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
         mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
-        mlp=_build_mlp(config, layer, prefix, weights, adapters),
+        mlp=_build_mlp(config, layer, prefix, weights, adapters) if layer.has_feed_forward else None,
         post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
         parallel_block=config.parallel_block,
         residual_scale=config.residual_scale,
@@ -440,11 +442,13 @@ def _build_attention(
     if layer.latent is not None:
         return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
     if (recurrent := layer.recurrent) is not None:
-        eps, activation = config.norm.eps, _PLAIN[config.activation]
+        eps = config.norm.eps
         if isinstance(recurrent, ShortConvolutionConfig):
             return build_short_convolution(recurrent, prefix, weights)
         if isinstance(recurrent, MambaConfig):
+            activation = _PLAIN[recurrent.activation]
             return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+        activation = _PLAIN[config.activation]
         return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
     sinks = weights.get(prefix + "sinks")
     return Attention(
@@ -568,11 +572,16 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _squared_relu(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
 _PLAIN: dict[str, Activation] = {
     "silu": functional.silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "relu2": _squared_relu,
 }
 _GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
