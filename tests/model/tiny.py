@@ -432,6 +432,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
+        {
+            **_SIZES,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -564,7 +577,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             else:
                 parameter.copy_(noise * (embedding_std if "emb" in name or ".wte" in name else 0.25))
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
 
 

@@ -32,10 +32,11 @@ def parse(architecture: str, *, max_model_len: int | None = None, **fields: Any)
 
 
 # Fields without which a config class describes no model: DeepSeek V2 has no number of experts per token, GLM 4.5
-# heads of 42 dimensions of which 21 turn.
+# heads of 42 dimensions of which 21 turn, LFM2 with experts no kinds of layers.
 NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2Config": {"num_experts_per_tok": 4},
     "Glm4MoeConfig": {"head_dim": 128},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 16},
 }
 
 

@@ -129,6 +129,7 @@ _FAMILIES: dict[str, Family] = {
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),
     "Lfm2ForCausalLM": Family(hybrid.lfm2),
+    "Lfm2MoeForCausalLM": Family(hybrid.lfm2_moe),
     "DeepseekV2ForCausalLM": Family(latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Family(latent.deepseek_v3),
     "Glm4MoeLiteForCausalLM": Family(latent.glm4_moe_lite),

@@ -11,6 +11,7 @@ import attrs
 from triolet.model.architectures.decoder_config import (
     DecoderConfig,
     DeltaNetConfig,
+    GroupedRouting,
     MambaConfig,
     MoeConfig,
     ShortConvolutionConfig,
@@ -151,7 +152,7 @@ def nemotron_h(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Nemotron-H, Nemotron Nano 2 or Nemotron 3 Nano: Mamba layers, a few with attention, perhaps experts."""
     if fields.flag("attention_bias", False):
         raise unsupported(fields, "attention_bias", "false: transformers knows no such biases in this family")
-    blocks = _nemotron_blocks(fields)
+    name, blocks = _nemotron_blocks(fields)
     # A feed-forward block is a layer of its own there, and a part of the layer before it here.
     stored_as: list[tuple[int, int | None]] = []
     for index, block in enumerate(blocks):
@@ -159,15 +160,16 @@ def nemotron_h(fields: Fields, max_model_len: int | None) -> DecoderConfig:
             stored_as.append((index, None))
         else:
             if not stored_as or stored_as[-1][1] is not None:
-                raise unsupported(
-                    fields, "layers_block_type", "such that no two mlp or moe follow each other"
-                )
+                raise unsupported(fields, name, "such that an mlp or moe follows a layer of another kind")
             stored_as[-1] = (stored_as[-1][0], index)
     values = {**fields.values, "num_hidden_layers": len(stored_as), "hidden_act": "silu"}
     defaults = Defaults(
-        vocab_size=131_072, intermediate_size=21_504, num_key_value_heads=8, head_dim=128,
+        vocab_size=131_072,
+        intermediate_size=21_504,
+        num_key_value_heads=8,
+        head_dim=128,
         max_position_embeddings=4096,
-    )  # fmt: skip
+    )
     config = base_config(attrs.evolve(fields, values=values), defaults, max_model_len)
     mamba = _nemotron_mamba(fields)
     experts = _nemotron_experts(fields) if "moe" in blocks else None
@@ -190,7 +192,8 @@ def nemotron_h(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
-def _nemotron_blocks(fields: Fields) -> list[str]:
+def _nemotron_blocks(fields: Fields) -> tuple[str, list[str]]:
+    """Return the kinds of the checkpoint's layers, and the field that says them."""
     kinds = tuple(_NEMOTRON_BLOCKS.values())
     for name in ("layers_block_type", "layer_types"):
         if blocks := [_OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or ()]:
@@ -200,7 +203,7 @@ def _nemotron_blocks(fields: Fields) -> list[str]:
         blocks = [_NEMOTRON_BLOCKS.get(letter, letter) for letter in fields.text(name, "ME*-")]
     if not set(blocks) <= set(kinds):
         raise unsupported(fields, name, f"of {', '.join(kinds)} or the letters {''.join(_NEMOTRON_BLOCKS)}")
-    return blocks
+    return name, blocks
 
 
 def _nemotron_mamba(fields: Fields) -> MambaConfig:
@@ -355,17 +358,65 @@ def _qwen(
     )
 
 
+_LFM2 = Defaults(
+    vocab_size=65536,
+    hidden_size=2560,
+    intermediate_size=12288,
+    num_key_value_heads=8,
+    max_position_embeddings=128_000,
+    rope_theta=1_000_000.0,
+    tie_word_embeddings=True,
+)
+_LFM2_NAMES = TensorNames(
+    final_norm="embedding_norm",
+    attention_norm="operator_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    attention_out="self_attn.out_proj",
+    mlp_norm="ffn_norm",
+    mlp_in=("feed_forward.w1", "feed_forward.w3"),
+    mlp_out="feed_forward.w2",
+    router="feed_forward.gate",
+    expert_in=("feed_forward.experts.{expert}.w1", "feed_forward.experts.{expert}.w3"),
+    expert_out="feed_forward.experts.{expert}.w2",
+    recurrent_in=("conv.in_proj",),
+    recurrent_convolution="conv.conv",
+    recurrent_out="conv.out_proj",
+)
+
+
 def lfm2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Liquid LFM2: short convolutions, and a few layers with attention."""
-    defaults = Defaults(
-        vocab_size=65536,
-        hidden_size=2560,
-        intermediate_size=12288,
-        num_key_value_heads=8,
-        max_position_embeddings=128_000,
-        rope_theta=1_000_000.0,
-        tie_word_embeddings=True,
+    config = _lfm2(fields, max_model_len, _LFM2)
+    size = _adjusted(fields, fields.integer("block_ff_dim", config.intermediate_size))
+    return attrs.evolve(config, intermediate_size=size)
+
+
+def lfm2_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Liquid LFM2 with experts, which are chosen by sigmoids."""
+    config = _lfm2(fields, max_model_len, attrs.evolve(_LFM2, hidden_size=2048, intermediate_size=7168))
+    is_corrected = fields.flag("use_expert_bias", True)
+    experts = MoeConfig(
+        num_experts=fields.integer("num_experts", 32),
+        experts_per_token=fields.integer("num_experts_per_tok", 4),
+        intermediate_size=fields.integer("moe_intermediate_size", 1792),
+        normalize=fields.flag("norm_topk_prob", True),
+        routing=GroupedRouting(
+            num_groups=1,
+            groups_per_token=1,
+            group_top=1,
+            scale=fields.number("routed_scaling_factor", 1.0),
+            is_sigmoid=True,
+            is_corrected=is_corrected,
+        ),
     )
+    moe, num_dense = checked_experts(fields, experts), fields.integer("num_dense_layers", 2, minimum=0)
+    sparse = [{"moe": moe if index >= num_dense else None} for index in range(len(config.layers))]
+    names = attrs.evolve(_LFM2_NAMES, router_correction="feed_forward.expert_bias" if is_corrected else "")
+    return attrs.evolve(with_layers(config, sparse), names=names)
+
+
+def _lfm2(fields: Fields, max_model_len: int | None, defaults: Defaults) -> DecoderConfig:
     config = base_config(fields, defaults, max_model_len)
     convolution = ShortConvolutionConfig(
         channels=config.hidden_size,
@@ -376,27 +427,13 @@ def lfm2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     attending = fields.integers("full_attn_idxs") if "full_attn_idxs" in fields else range(count)
     default = [FULL if index in attending else _CONVOLUTION for index in range(count)]
     kinds = _kinds(fields, default, _CONVOLUTION)
-    changes = [{"recurrent": None if kind == FULL else convolution} for kind in kinds]
     return attrs.evolve(
-        with_layers(config, changes),
-        intermediate_size=_adjusted(fields, fields.integer("block_ff_dim", config.intermediate_size)),
+        with_layers(config, [{"recurrent": None if kind == FULL else convolution} for kind in kinds]),
         norm=attrs.evolve(config.norm, eps=fields.number("norm_eps", 1e-5)),
         tied_head=fields.flag("tie_embedding", config.tied_head),
         activation="silu",
         qk_norm=True,
-        names=TensorNames(
-            final_norm="embedding_norm",
-            attention_norm="operator_norm",
-            query_norm="self_attn.q_layernorm",
-            key_norm="self_attn.k_layernorm",
-            attention_out="self_attn.out_proj",
-            mlp_norm="ffn_norm",
-            mlp_in=("feed_forward.w1", "feed_forward.w3"),
-            mlp_out="feed_forward.w2",
-            recurrent_in=("conv.in_proj",),
-            recurrent_convolution="conv.conv",
-            recurrent_out="conv.out_proj",
-        ),
+        names=_LFM2_NAMES,
     )
 
 

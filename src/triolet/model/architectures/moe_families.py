@@ -87,21 +87,15 @@ def granite_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
 def granite_moe_shared(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Granite with experts, and one for all tokens."""
-    config, size = (
-        granite_moe(fields, max_model_len),
-        fields.integer("shared_intermediate_size", 0, minimum=0),
-    )
-    if not size:
+    config = granite_moe(fields, max_model_len)
+    size, moe = fields.integer("shared_intermediate_size", 0, minimum=0), config.layers[0].moe
+    if moe is None or not size:
         return config
-    moe = [
-        attrs.evolve(layer.moe, shared_size=size, has_shared_gate=False)
-        for layer in config.layers
-        if layer.moe
-    ]
+    moe = attrs.evolve(moe, shared_size=size, has_shared_gate=False)
     names = attrs.evolve(
         config.names, shared_in=("shared_mlp.input_linear",), shared_out="shared_mlp.output_linear"
     )
-    return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=names)
+    return attrs.evolve(with_layers(config, [{"moe": moe}] * len(config.layers)), names=names)
 
 
 def olmoe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
