@@ -18,8 +18,8 @@ namespace {
   _(weights), _(bias), _(scales), _(zero_point_offsets), _(panels), _(num_out), _(num_in), _(bits), _(gated)
 #define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
 #define EXPERTS(_)                                                                                                \
-  _(router), _(in), _(out), _(num_experts), _(per_token), _(is_normalised), _(has_shared), _(gate_alpha),         \
-      _(gate_limit)
+  _(router), _(in), _(out), _(correction), _(num_experts), _(per_token), _(is_sigmoid), _(is_normalised),         \
+      _(has_shared), _(has_shared_gate), _(share_scale), _(gate_alpha), _(gate_limit)
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(experts), _(sinks), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
       _(attention_norm_bias), _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(cos_sin),            \

@@ -47,9 +47,10 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = (
         ("router", LinearStruct),
-        *((name, _P) for name in ("in", "out")),
-        *((name, _I) for name in ("num_experts", "per_token", "is_normalised", "has_shared")),
-        *((name, _F) for name in ("gate_alpha", "gate_limit")),
+        *((name, _P) for name in ("in", "out", "correction")),
+        *((name, _I) for name in ("num_experts", "per_token", "is_sigmoid", "is_normalised")),
+        *((name, _I) for name in ("has_shared", "has_shared_gate")),
+        *((name, _F) for name in ("share_scale", "gate_alpha", "gate_limit")),
     )
 
 

@@ -19,21 +19,28 @@ INLINE int experts_in_all(const Experts& experts) { return experts.num_experts +
 // Choose the experts of a token. logits: of the router, overwritten; chosen, shares: [experts_used].
 static void route(const Experts& experts, float* logits, int32_t* chosen, float* shares) {
   const int count = experts.num_experts;
-  const float largest = *std::max_element(logits, logits + count);
-  float total = 0.0f, taken = 0.0f;
-  for (int i = 0; i < count; ++i) total += std::exp(logits[i] - largest);
+  auto sigmoid_of = [](float x) { return 1.0f / (1.0f + std::exp(-x)); };
+  float largest = 0.0f, total = 0.0f, taken = 0.0f;
+  if (experts.is_sigmoid) {
+    std::transform(logits, logits + count, logits, sigmoid_of);
+  } else {
+    largest = *std::max_element(logits, logits + count);
+    for (int i = 0; i < count; ++i) total += std::exp(logits[i] - largest);
+  }
+  auto rank = [&](int i) { return experts.correction == nullptr ? logits[i] : logits[i] + experts.correction[i]; };
   for (int place = 0; place < experts.per_token; ++place) {
     int best = 0;  // in range for any logits, NaN included
     for (int i = 1; i < count; ++i)
-      if (logits[i] > logits[best]) best = i;
+      if (rank(i) > rank(best)) best = i;
     chosen[place] = best;
-    taken += shares[place] = std::exp(logits[best] - largest) / total;
+    taken += shares[place] = experts.is_sigmoid ? logits[best] : std::exp(logits[best] - largest) / total;
     logits[best] = -std::numeric_limits<float>::infinity();
   }
-  for (int place = 0; experts.is_normalised && place < experts.per_token; ++place) shares[place] /= taken;
+  for (int place = 0; place < experts.per_token; ++place)
+    shares[place] *= (experts.is_normalised ? 1.0f / taken : 1.0f) * experts.share_scale;
   if (!experts.has_shared) return;
   chosen[experts.per_token] = count;
-  shares[experts.per_token] = 1.0f / (1.0f + std::exp(-logits[count]));
+  shares[experts.per_token] = experts.has_shared_gate ? sigmoid_of(logits[count]) : 1.0f;
 }
 
 // Tokens of a layer in the order of their experts, and in that of the step within an expert.

@@ -7,11 +7,15 @@
 
 // A mixture of experts in place of a layer's feed-forward block.
 struct Experts {
-  Linear router;            // its last output is the gate of the shared expert
+  Linear router;            // its last output is the gate of the shared expert, if that has one
   const Linear *in, *out;   // [num_experts], and the shared one: gate and up; down
+  const float* correction;  // [num_experts]: added to the scores for the choice alone; null = none
   int32_t num_experts, per_token;
+  int32_t is_sigmoid;       // scores are sigmoids of what the router gives, not a softmax
   int32_t is_normalised;    // the shares of a token's experts add up to 1
-  int32_t has_shared;       // all tokens use one more expert, times the sigmoid of its gate
+  int32_t has_shared;       // all tokens use one more expert
+  int32_t has_shared_gate;  // its share is the sigmoid of its gate, not 1
+  float share_scale;        // the shares of a token's experts are multiplied by it
   float gate_alpha, gate_limit;  // (up + 1) * gate * sigmoid(alpha * gate), both within the limit; 0 = as in other layers
 };
 

@@ -83,7 +83,7 @@ def expected(
             if kind == "PREFIX_TUNING":
                 config = model.config
                 parts = numbers.view(len(numbers), 2 * config.num_hidden_layers, -1, config.head_dim)
-                cached = transformers.DynamicCache()
+                cached = transformers.DynamicCache(config=config)
                 for layer in range(config.num_hidden_layers):
                     keys, values = (parts[:, 2 * layer + i].transpose(0, 1)[None] for i in range(2))
                     cached.update(keys, values, layer)
@@ -125,6 +125,10 @@ async def answer(
         # the torch decoder, with a scale of the embedding; and with learned positions
         pytest.param("gemma3", "PROMPT_TUNING", marks=pytest.mark.slow),
         pytest.param("gpt2", "PROMPT_TUNING", marks=pytest.mark.slow),
+        # a scale that counts for given embeddings, too
+        pytest.param("granite", "P_TUNING", marks=pytest.mark.slow),
+        # layers with a window and others, in cache groups of their own
+        ("gemma3", "PREFIX_TUNING"),
     ],
 )
 async def test_an_answer_is_that_of_transformers_alone_together_in_chunks_and_with_a_prefix_hit(

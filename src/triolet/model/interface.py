@@ -66,6 +66,9 @@ class ModelSpec:
     # Whether a step may have a block table for each cache group; otherwise there is one for all layers.
     takes_cache_groups: bool = False
     kv_dtype: torch.dtype | None = None  # of keys and values; None for `dtype`
+    given_embedding_scale: float = (
+        1.0  # embeddings that are given in the place of tokens are multiplied by it
+    )
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -123,7 +126,7 @@ class LayerCache:
 
 @attrs.frozen(eq=False)
 class InputEmbeddings:
-    """Inputs of the first layer that take the place of tokens' embeddings; a scale of the embedding is not applied."""
+    """Inputs of the first layer that take the place of tokens' embeddings; the scale of the embedding is not applied."""
 
     tokens: Tensor  # [n] int64, places in the step, rising
     values: Tensor  # [n, hidden_size] in the model's dtype

@@ -53,6 +53,12 @@ class _Weights:
     ]  # keys and values, [num_virtual_tokens, num_kv_heads, head_dim] each
 
 
+def _write(to: Tensor, slots: Tensor, numbers: Tensor) -> None:
+    """Write keys or values of tokens into a layer's cache; slots below 0 are of blocks that a window has passed."""
+    is_kept = slots >= 0
+    to.flatten(0, 1)[slots[is_kept]] = numbers[is_kept]
+
+
 class SoftPromptBank:
     """Soft prompts of one model.
 
@@ -63,6 +69,7 @@ class SoftPromptBank:
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._support, self._dtype, self._device = soft_prompt_support(spec), spec.dtype, device
+        self._embedding_scale = spec.given_embedding_scale
         self._failures: list[RowFailure] = []  # of the step that is being computed
         self._kept: OrderedDict[str, _Weights] = OrderedDict()  # by digest, the latest last
 
@@ -71,7 +78,8 @@ class SoftPromptBank:
         self._failures = []
         tokens: list[Tensor] = []
         values: list[Tensor] = []
-        slots = batch.attention.slot_mapping.clone()
+        groups = (batch.attention, *batch.further_attention)
+        slots = [group.slot_mapping.clone() for group in groups]
         for share in shares:
             try:
                 weights = self._weights(share.soft_prompt)
@@ -88,12 +96,17 @@ class SoftPromptBank:
                 values.append(weights.embeddings[part])
                 continue
             for (keys, layer_values), cache in zip(weights.layers, batch.cache, strict=True):
-                cache.keys.flatten(0, 1)[slots[place]] = keys[part]
-                cache.values.flatten(0, 1)[slots[place]] = layer_values[part]
-            slots[place] = -1
+                _write(cache.keys, slots[cache.group][place], keys[part])
+                _write(cache.values, slots[cache.group][place], layer_values[part])
+            for of_group in slots:
+                of_group[place] = -1
+        first, *further = (
+            attrs.evolve(group, slot_mapping=of_group) for group, of_group in zip(groups, slots, strict=True)
+        )
         return attrs.evolve(
             batch,
-            attention=attrs.evolve(batch.attention, slot_mapping=slots),
+            attention=first,
+            further_attention=tuple(further),
             embeddings=InputEmbeddings(torch.cat(tokens), torch.cat(values)) if tokens else None,
         )
 
@@ -109,7 +122,9 @@ class SoftPromptBank:
             if files.digest != digest:
                 raise AdapterError(soft_prompt.path, "has changed since it was loaded", "prompt_adapter")
             numbers = stored_tensor(files.data, files.tensor).to(self._device, self._dtype)
-            self._kept[digest] = self._layered(numbers) if files.is_prefix else _Weights(numbers, ())
+            self._kept[digest] = (
+                self._layered(numbers) if files.is_prefix else _Weights(numbers * self._embedding_scale, ())
+            )
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(digest)

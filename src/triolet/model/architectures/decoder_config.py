@@ -121,6 +121,11 @@ class GroupedRouting:
     is_sigmoid: bool = False  # scores are sigmoids of the router's output, not a softmax
     is_corrected: bool = False  # a learned number per expert is added to its score for the choice alone
 
+    @property
+    def takes_all_groups(self) -> bool:
+        """True if a token's experts may be of any group."""
+        return self.groups_per_token == self.num_groups
+
 
 @attrs.frozen(kw_only=True)
 class LatentConfig:
@@ -296,10 +301,20 @@ class DecoderConfig:
     logit_scale: float = 1.0  # logits are multiplied by it; positive
     query_growth: QueryGrowth | None = None
     embedding_scale: float | None = None  # embeddings are multiplied by it
+    # So are embeddings that are given in the place of tokens (Granite): the model multiplies, not its table (Gemma).
+    scales_given_embeddings: bool = False
     attention_soft_cap: float | None = None  # attention scores are squeezed into this range by a tanh
     logit_soft_cap: float | None = None  # logits are squeezed into this range by a tanh
     tied_head: bool = False  # the head uses the embedding's weights if the checkpoint brings none of its own
     runs_on_cpu_decoder: bool = False  # the C++ decoder computes this family; set in the table of families
+
+    @property
+    def input_widths(self) -> tuple[int, ...]:
+        """Widths of the inputs of its linear layers, the head's included."""
+        widths = {self.hidden_size, self.num_heads * self.head_dim}
+        for layer in self.layers:
+            widths |= {self.intermediate_size} if layer.moe is None else set(layer.moe.widths)
+        return tuple(widths)
 
     @property
     def is_recurrent(self) -> bool:

@@ -162,6 +162,7 @@ def with_granite_multipliers(fields: Fields, config: DecoderConfig) -> DecoderCo
     return attrs.evolve(
         with_layers(config, [{"attention_scale": scale}] * len(config.layers)),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
+        scales_given_embeddings=True,
         residual_scale=fields.number("residual_multiplier", 1.0),
         logit_scale=1.0 / _positive(fields, "logits_scaling", 1.0),
     )

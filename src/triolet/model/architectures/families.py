@@ -121,7 +121,7 @@ _FAMILIES: dict[str, Family] = {
     "GraniteMoeSharedForCausalLM": Family(moe.granite_moe_shared, runs_on_cpu_decoder=True),
     "OlmoeForCausalLM": Family(moe.olmoe, runs_on_cpu_decoder=True),
     "GptOssForCausalLM": Family(moe.gpt_oss, runs_on_cpu_decoder=True),
-    "Glm4MoeForCausalLM": Family(moe.glm4_moe),
+    "Glm4MoeForCausalLM": Family(moe.glm4_moe, runs_on_cpu_decoder=True),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
     "BambaForCausalLM": Family(hybrid.bamba),
     "NemotronHForCausalLM": Family(hybrid.nemotron_h),

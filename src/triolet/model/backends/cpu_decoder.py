@@ -131,7 +131,7 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
         and device.type == "cpu"
         and dtype in MODEL_DTYPES
         and _has_known_features(config)
-        and UNQUANTIZED.accepts(*_input_widths(config))
+        and UNQUANTIZED.accepts(*config.input_widths)
         and library() is not None
     )
 
@@ -139,14 +139,7 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
 def can_quantise(config: DecoderConfig, quantization: str) -> bool:
     """Tell whether a model that can be planned can have its weights or activations rounded."""
     has_experts = any(layer.moe is not None for layer in config.layers)
-    return not has_experts and QUANT_METHODS[quantization].accepts(*_input_widths(config))
-
-
-def _input_widths(config: DecoderConfig) -> tuple[int, ...]:
-    widths = {config.hidden_size, config.num_heads * config.head_dim}
-    for layer in config.layers:
-        widths |= {config.intermediate_size} if layer.moe is None else set(layer.moe.widths)
-    return tuple(widths)
+    return not has_experts and QUANT_METHODS[quantization].accepts(*config.input_widths)
 
 
 def _has_known_features(config: DecoderConfig) -> bool:
@@ -155,7 +148,8 @@ def _has_known_features(config: DecoderConfig) -> bool:
 
     def knows(layer: LayerConfig) -> bool:
         moe = layer.moe
-        plain = moe is None or (takes_experts and moe.routing is None and moe.has_shared_gate)
+        # It does not look for the best groups of experts.
+        plain = moe is None or (takes_experts and (moe.routing is None or moe.routing.takes_all_groups))
         return plain and layer.latent is None and layer.recurrent is None
 
     return config.activation in _GELU and not config.attention_gate and all(map(knows, config.layers))
@@ -515,7 +509,7 @@ class _Planner:
 
     def _experts(self, moe: MoeConfig, prefix: str) -> ExpertsStruct:
         names = [f"{prefix}experts.{expert}" for expert in range(moe.num_experts)]
-        has_shared = moe.shared_size is not None
+        has_shared, routing = moe.shared_size is not None, moe.routing
         if has_shared:
             names.append(prefix + "shared")
         ins, outs = (
@@ -525,12 +519,16 @@ class _Planner:
             for part, gated in (("in", True), ("out", False))
         )
         experts = ExpertsStruct(
-            router=self._router(prefix, has_shared=has_shared).struct(),
+            router=self._router(prefix, has_gate=has_shared and moe.has_shared_gate).struct(),
             out=ctypes.addressof(outs),
+            correction=self._floats(prefix + "router_correction"),
             num_experts=moe.num_experts,
             per_token=moe.experts_per_token,
+            is_sigmoid=routing is not None and routing.is_sigmoid,
             is_normalised=moe.normalize,
             has_shared=has_shared,
+            has_shared_gate=moe.has_shared_gate,
+            share_scale=1.0 if routing is None else routing.scale,
             gate_alpha=moe.gate.alpha if moe.gate else 0.0,
             gate_limit=moe.gate.limit if moe.gate else 0.0,
         )
@@ -538,11 +536,11 @@ class _Planner:
         self.kept += (ins, outs, experts)
         return experts
 
-    def _router(self, prefix: str, *, has_shared: bool) -> CppLinear:
-        """Pack the router, and the gate of the shared expert as its last output."""
+    def _router(self, prefix: str, *, has_gate: bool) -> CppLinear:
+        """Pack the router, and the gate of the shared expert as its last output if that has one."""
         read = UNQUANTIZED.read(self.weights, prefix + "router")
         weight, bias = read.weight, read.bias
-        if has_shared:
+        if has_gate:
             weight = torch.cat((weight, self.weights[prefix + "shared_gate.weight"]))
             bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
         packed = pack_linear(self.cpp, weight, bias)

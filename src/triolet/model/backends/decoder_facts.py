@@ -40,6 +40,7 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
         dtype=weights.dtype,
         hidden_size=config.hidden_size,
         takes_cache_groups=True,
+        given_embedding_scale=(config.embedding_scale or 1.0) if config.scales_given_embeddings else 1.0,
     )
     tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
     growth, factors = config.query_growth, None

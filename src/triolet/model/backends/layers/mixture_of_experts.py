@@ -185,7 +185,7 @@ class GroupedRouter:
     def _in_best_groups(self, ranks: Tensor) -> Tensor:
         """Return the ranks of the experts, [num_tokens, num_experts], -inf outside of each token's best groups."""
         routing = self.routing
-        if routing.groups_per_token == routing.num_groups:
+        if routing.takes_all_groups:
             return ranks
         groups = ranks.unflatten(1, (routing.num_groups, -1))
         best = groups.topk(routing.group_top, dim=-1).values.sum(dim=-1)
