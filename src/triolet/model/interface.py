@@ -126,7 +126,7 @@ class LayerCache:
 
 @attrs.frozen(eq=False)
 class InputEmbeddings:
-    """Inputs of the first layer that take the place of tokens' embeddings; the scale of the embedding is not applied."""
+    """Inputs of the first layer in the place of tokens' embeddings; the scale of the embedding is not applied."""
 
     tokens: Tensor  # [n] int64, places in the step, rising
     values: Tensor  # [n, hidden_size] in the model's dtype
