@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,37 @@ def test_completion_is_installed_once_and_keeps_the_users_lines(run: RUN, tmp_pa
     command = ["bash", "-c", f'. "{start_file}"; complete -p triolet']
     shown = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert "triolet" in shown.stdout, shown.stderr
+
+
+def test_completion_is_installed_in_a_start_file_that_is_not_utf_8(run: RUN, tmp_path: Path) -> None:
+    start_file = tmp_path / ".bashrc"
+    start_file.write_bytes(b"# caf\xe9\n")
+    for _ in range(2):
+        assert run("completion", "bash").exit_code == 0
+    script = tmp_path / ".local/share/triolet/completion.bash"
+    assert start_file.read_bytes() == b"# caf\xe9\n. " + bytes(script) + b"\n"
+
+
+@pytest.mark.parametrize("arguments", [("completion", "bash"), ("completion", "fish"), ("man", "--install")])
+def test_a_file_that_cannot_be_written_is_named_in_a_sentence(
+    run: RUN, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    blocking = tmp_path / "a file"
+    blocking.touch()
+    result = run(*arguments, env={"HOME": str(blocking)})
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"triolet: error: {blocking}/")
+    assert result.stderr.endswith(" cannot be read or written; Not a directory\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("man",), ("completion", "bash", "--print")])
+def test_an_output_without_room_is_said_in_a_sentence(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "triolet", *arguments]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == "triolet: error: the output cannot be written; No space left on device\n"
+    assert ended.returncode == 1
 
 
 def test_each_shell_has_its_file(run: RUN, tmp_path: Path) -> None:

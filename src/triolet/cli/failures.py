@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -14,6 +15,8 @@ from triolet.errors import ConfigError, TrioletError, shown
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, what a shell reports for a program that Ctrl-C ended
 TERMINATED: Final = 143  # 128 + SIGTERM
+# They come from a write, which unlike an opening does not know the file.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CommandFailure(click.ClickException):
@@ -49,10 +52,14 @@ def ending(error: BaseException) -> click.ClickException | Exit:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of `error` in one line, with its type if it is not a `TrioletError`."""
+    """Return the message of `error` in one line; it names the file of an `OSError`, and else an unexpected type."""
     message = " ".join(str(error).split())
     if isinstance(error, TrioletError):
         return message
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)} cannot be read or written; {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"the output cannot be written; {error.strerror}"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -68,11 +68,12 @@ def install(command: click.Command, shell: str) -> list[Path]:
         if shell == "bash"
         else Path(os.environ.get("ZDOTDIR") or Path.home()) / ".zshrc"
     )
-    line = f". {shlex.quote(str(script))}"
-    text = start_file.read_text(encoding="utf-8") if start_file.exists() else ""
-    if line in text.splitlines():
+    # Bytes: what the user has written there need not be UTF-8.
+    line = os.fsencode(f". {shlex.quote(str(script))}")
+    content = start_file.read_bytes() if start_file.exists() else b""
+    if line in content.splitlines():
         return [script]
-    before = "" if not text or text.endswith("\n") else "\n"
-    with start_file.open("a", encoding="utf-8") as file:
-        file.write(f"{before}{line}\n")
+    before = b"" if not content or content.endswith(b"\n") else b"\n"
+    with start_file.open("ab") as file:
+        file.write(before + line + b"\n")
     return [script, start_file]
