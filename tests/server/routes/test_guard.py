@@ -288,6 +288,28 @@ async def test_responses_are_counted_by_route_and_status_refusals_by_reason_and_
     assert "key-one" not in text and "made-up" not in text
 
 
+async def test_a_refusal_is_counted_under_the_route_that_was_asked(autojump_clock: MockClock) -> None:
+    config = GatewayConfig(api_keys=("key",), allowed_origins=("*",))
+    preflight = {"Origin": "https://any.example", "Access-Control-Request-Method": "POST"}
+    async with serving(config=config) as scene:
+        await scene.post(CHAT, HELLO)
+        await scene.get("/made-up")
+        await scene.call("OPTIONS", CHAT, headers=preflight).run()
+        await scene.post("/v1/score", {})
+        assert scene.gateway is not None
+        await scene.gateway.drain(trio.current_time())
+        await scene.post(CHAT, HELLO, headers={"Authorization": "Bearer key"})
+        text = (await scene.get("/metrics")).body.decode()
+    counted = re.findall(r'triolet:http_responses_total\{route="(.*?)",status="(\d+)"\} (\S+)', text)
+    assert sorted(counted) == [
+        (CHAT, "204", "1.0"),
+        (CHAT, "401", "1.0"),
+        (CHAT, "503", "1.0"),
+        ("/v1/score", "401", "1.0"),
+        ("unmatched", "401", "1.0"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -12,7 +12,7 @@ import trio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triolet.observability.prometheus import UNMATCHED
@@ -53,6 +53,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         request = Request(scope, receive)
+        route = _route_of(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(request.headers)
         state["arrived_s"] = trio.current_time()
@@ -70,7 +71,7 @@ class AccessMiddleware:
                 raise  # a part was sent already: the server closes the connection
             await (await answer_error(request, error))(scope, receive, response.send)
         finally:
-            self.context.gateway_metrics.note_response(_route_of(scope), response.status)
+            self.context.gateway_metrics.note_response(route, response.status)
 
     def _refusal(self, request: Request) -> Response | None:
         access, headers = self.context.access, request.headers
@@ -141,10 +142,16 @@ def _request_id(headers: Headers) -> str:
 
 
 def _route_of(scope: Scope) -> str:
-    """Return the pattern of the route that answered; a path that is unknown is not told, since clients make it up."""
-    routes = (route for route in scope["app"].routes if isinstance(route, Route))
-    endpoint = scope.get("endpoint")
-    return next((route.path for route in routes if route.endpoint is endpoint), UNMATCHED)
+    """Return the pattern of the route of a request; a path that is unknown is not told, since clients make it up."""
+    # Matched here: a refusal comes before the app matches it, and one endpoint may have several routes.
+    partial = UNMATCHED
+    for route in (one for one in scope["app"].routes if isinstance(one, Route)):
+        match = route.matches(scope)[0]
+        if match is Match.FULL:
+            return route.path
+        if match is Match.PARTIAL and partial is UNMATCHED:  # the method is another one
+            partial = route.path
+    return partial
 
 
 def _path(scope: Scope) -> str:
