@@ -90,6 +90,15 @@ class WireError(TrioletError):
         """Return the `error` object where no header can follow; `retry_after` stands for the header."""
         return self.body() if self.retry_after is None else {**self.body(), "retry_after": self.retry_after}
 
+    def response_event(self, last_number: int) -> dict[str, Any]:
+        """Return the `error` event that ends a stream of a response over HTTP, in OpenAI's form.
+
+        Args:
+            last_number: number of the event before it. It is this one's too: the next event of a response that
+                another server continues has the number behind it, and `starting_after` must not skip that.
+        """
+        return {**self.streamed_body(), "type": "error", "sequence_number": last_number}
+
     def event(self, stream_id: str | None = None) -> dict[str, Any]:
         """Return the `error` event of a WebSocket."""
         event: dict[str, Any] = {"type": "error", "status": self.status, "error": self.streamed_body()}

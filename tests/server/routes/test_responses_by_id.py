@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,3 +174,28 @@ async def test_the_input_of_a_running_response_is_listed(autojump_clock: trio.te
         [item] = (await scene.get(path)).json["data"]
         assert item["content"] == [{"type": "input_text", "text": "HELLO"}]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_that_the_next_server_continues_ends_with_openais_error_event(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    config = GatewayConfig(snapshot=str(tmp_path / "kept"), resume_grace=100.0)
+    async with serving(endless(), config) as scene, trio.open_nursery() as nursery:
+        call = scene.call("POST", RESPONSES, {**ASK, "stream": True, "resumable": True})
+        nursery.start_soon(call.run)
+        await id_of(call)
+        await scene.engine.drain(trio.current_time())
+        await call.has_received(b"[DONE]")
+    *told, last = [
+        line.removeprefix(b"data: ") for line in call.received.splitlines() if line.startswith(b"data: {")
+    ]
+    assert b"event: error\ndata: " + last in call.received
+    event = json.loads(last)
+    assert event.pop("message")
+    assert event == {
+        "type": "error",
+        "code": "service_unavailable",
+        "param": None,
+        "retry_after": 5,
+        "sequence_number": json.loads(told[-1])["sequence_number"],
+    }

@@ -55,7 +55,7 @@ async def responses(request: Request) -> Response:
     answer = context.responses_context.answer(body, planned, before, int(time.time()))
     run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:
-        return EventStream(_Stream(run.generate, answer, request).write)
+        return _Stream(run.generate, answer, request).response()
     return as_json(await cancel_on_disconnect(request.receive, run.to_end))
 
 
@@ -72,9 +72,12 @@ async def get_response(request: Request) -> Response:
         turn = Turn(stream_id=None, resume=resume, answer=answer)
         gateway = context.gateway
         stream = _Stream(
-            lambda emit, wait_for_room: gateway.answer(turn, owner, emit, wait_for_room), answer, request
+            lambda emit, wait_for_room: gateway.answer(turn, owner, emit, wait_for_room),
+            answer,
+            request,
+            last_number=number,
         )
-        return EventStream(stream.write)
+        return stream.response()
     stored = context.responses_context.store.get(response_id, owner)
     if stored is not None:
         return as_json(stored.response)
@@ -179,12 +182,17 @@ class _Stream:
     generate: Callable[[EmitEvents, WaitForRoom], Awaitable[None]]
     answer: ResponseBuilder
     request: Request
+    last_number: int = -1  # `sequence_number` of the last event that the client has
     _pending: list[Event] = attrs.field(factory=list, init=False)
     _has_emitted: bool = attrs.field(default=False, init=False)
     _is_done: bool = attrs.field(default=False, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
     _sender: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _generators: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    def response(self) -> EventStream:
+        """Return the response that sends the events."""
+        return EventStream(self.write, lambda error: error.response_event(self.last_number))
 
     async def write(self, events: EventSender) -> None:
         async with trio.open_nursery() as nursery:
@@ -194,6 +202,7 @@ class _Stream:
                     await events.start()
                 for event in pending:
                     await events.send(event, event["type"])
+                    self.last_number = event.get("sequence_number", self.last_number)
         if self._failure is not None:
             raise self._failure
         if not events.has_started:  # there was nothing after `starting_after`

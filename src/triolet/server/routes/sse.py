@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triolet.observability.prometheus import GatewayMetrics
-from triolet.protocol.errors import of_exception
+from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import log_failure
@@ -85,11 +85,16 @@ class EventStream(Response):
 
     Args:
         write: sends the events; what it raises before `EventSender.start` becomes an HTTP error.
+        error_event: makes the data of the event that says what `write` raised later; by default `{"error": ...}`.
     """
 
-    def __init__(self, write: Callable[[EventSender], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        write: Callable[[EventSender], Awaitable[None]],
+        error_event: Callable[[WireError], Mapping[str, Any]] | None = None,
+    ) -> None:
         super().__init__()
-        self._write = write
+        self._write, self._error_event = write, error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = EventSender(send, context_of(Request(scope)).gateway_metrics)
@@ -112,7 +117,11 @@ class EventStream(Response):
             # The client is not told what happened, so the log is.
             if error.status == 500:
                 log_failure(Request(scope), failure)
-            await events.send({"error": error.streamed_body()})
+            if self._error_event is None:
+                await events.send({"error": error.streamed_body()})
+            else:
+                event = self._error_event(error)
+                await events.send(event, event["type"])
 
     async def _try_to_write(self, events: EventSender) -> Exception | None:
         try:
