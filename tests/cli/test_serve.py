@@ -6,9 +6,11 @@ import gc
 import logging
 import os
 import platform
+import socket
 import subprocess
 import sys
-from typing import cast
+from contextlib import AsyncExitStack
+from typing import Any, cast
 
 import attrs
 import click
@@ -32,6 +34,8 @@ from triolet.cli.serve import (
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SamplingParams
+from triolet.engine.engine import Engine
+from triolet.errors import ConfigError
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.transport.client_stream import FREE_BYTES, InputBudget
 from triolet.server.transport.listener import Listener
@@ -116,6 +120,58 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
             await stream.aclose()
             nursery.cancel_scope.cancel()
     assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"host": "203.0.113.1"}, "host"),
+        ({"port": 70_000}, "port"),
+        ({"certfile": "nowhere.pem"}, "certfile"),
+        ({"keyfile": "key.pem"}, "keyfile"),
+        ({}, "port"),
+    ],
+)
+async def test_an_address_or_a_certificate_that_cannot_be_used_is_found_before_the_model_is_loaded(
+    fields: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opened(stack: AsyncExitStack, config: EngineConfig) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(sys.modules[run.__module__], "opened", opened)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = GatewayConfig.create(GatewayConfig(port=taken.getsockname()[1]), **fields)
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(ConfigError, check=lambda error: error.field == field), flatten_subgroups=True
+        ):
+            await Server(config, EngineConfig()).run()
+
+
+async def test_clients_are_refused_until_the_model_is_loaded_and_then_answered_at_the_same_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, ports = Server(GatewayConfig(port=0), EngineConfig(runner="inline")), list[int]()
+
+    async def opened(stack: AsyncExitStack, config: EngineConfig) -> Engine:
+        ports.append(server._sockets[0].getsockname()[1])
+        with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+            await trio.open_tcp_stream("127.0.0.1", ports[0])
+        return await stack.enter_async_context(fake_engine(tokenizer=ChatTokenizer()))
+
+    async def serve(self: Server, engine: Engine, gateway: ResponsesService, signalled: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._listen, engine, gateway)
+            async with await trio.open_tcp_stream("127.0.0.1", ports[0]) as stream:
+                await stream.send_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr(sys.modules[run.__module__], "opened", opened)
+    monkeypatch.setattr(Server, "_serve", serve)
+    await server.run()
+    assert ports
 
 
 class StalledListener:

@@ -20,7 +20,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from triolet.server.models.host import FurtherModel
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
-from triolet.server.transport.listener import Listener
+from triolet.server.transport.listener import Listener, bind, tls_context
 
 CHECK_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 10.0
@@ -67,8 +67,8 @@ def run(
         models: further models, by name.
 
     Raises:
-        ConfigError: the snapshot or the journal cannot be written to its folder, or both are given; or `lora_dir` is
-            given without `enable_lora`.
+        ConfigError: the address, the port or the certificate cannot be used; the snapshot or the journal cannot be
+            written to its folder, or both are given; or `lora_dir` is given without `enable_lora`.
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -103,6 +103,9 @@ class Server:
     models: Mapping[str, FurtherModel] = attrs.field(factory=dict)  # further models, by name
     signal: int | None = None  # number of the first signal; None before
     _front: Listener | None = attrs.field(default=None, init=False)
+    _sockets: Sequence[trio.socket.SocketType] = attrs.field(
+        default=(), init=False
+    )  # bound for the first listener
     _url: str = attrs.field(default="", init=False)
 
     async def run(self) -> None:
@@ -113,6 +116,12 @@ class Server:
             with trio.CancelScope() as loading:
                 nursery.start_soon(_cancel_after, signalled, loading)
                 async with AsyncExitStack() as stack:
+                    # What cannot be used is found before the model is loaded, which takes long. Clients are refused
+                    # until the server listens, which is when it can answer.
+                    tls_context(self.gateway)
+                    self._sockets = await bind(self.gateway)
+                    for one in self._sockets:
+                        stack.callback(one.close)
                     engine = await opened(stack, self.config)
                     gateway = await stack.enter_async_context(open_gateway(engine, self.gateway, self.models))
                     loading.shield = True  # from now on a signal drains instead of cancelling
@@ -145,7 +154,8 @@ class Server:
         app = create_app(engine, self.gateway, gateway=gateway)
 
         async def front(*, task_status: trio.TaskStatus[None]) -> None:
-            self._front = Listener(self.gateway, app, gateway.serve_websocket, gateway.metrics)
+            sockets, self._sockets = self._sockets, ()
+            self._front = Listener(self.gateway, app, gateway.serve_websocket, gateway.metrics, sockets)
             async with trio.open_nursery() as nursery:
                 self._url = await nursery.start(self._front.run)
                 # After a crash the next listener must have the same port.

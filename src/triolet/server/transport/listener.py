@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import trio
@@ -46,6 +47,7 @@ FULL_BODY = (
     b'{"error":{"type":"server_error","code":"too_many_connections",'
     b'"message":"The server has no room for another connection.","param":null}}'
 )
+BACKLOG = 65_535  # connections that wait to be accepted; the system lowers it to what it allows
 ACCEPTED_AT_ONCE = 32  # in one step of the loop: about 2 ms
 ACCEPT_AGAIN_S = 0.1  # after the system had no room for a connection
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -70,6 +72,7 @@ class Listener:
         app: the ASGI app for HTTP.
         serve_websocket: serves a WebSocket, handshake included; the stream is closed when it returns.
         metrics: counts connections and refusals.
+        sockets: of `bind`; by default the listener binds its own when it runs.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Listener:
         app: Callable[..., Any],
         serve_websocket: ServeWebSocket,
         metrics: GatewayMetrics | None = None,
+        sockets: Sequence[trio.socket.SocketType] = (),
     ) -> None:
         self.config = config
+        self._sockets = sockets
         self._serve_websocket = serve_websocket
         self._metrics = metrics or GatewayMetrics(config.metrics_prefix)
         self._http = HttpServer(app, is_websocket, config.handshake_timeout, self._metrics)
@@ -103,7 +108,7 @@ class Listener:
         Raises:
             ConfigError: the address or port cannot be used.
         """
-        listeners = await open_listeners(self.config)
+        listeners = open_listeners(self._sockets or await bind(self.config), self.config)
         with self._connections:
             async with trio.open_nursery() as connections:
                 connections.start_soon(self._turns.run)
@@ -250,6 +255,8 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
         ConfigError: the certificate or its key cannot be used.
     """
     if config.certfile is None:
+        if config.keyfile is not None:
+            raise ConfigError("keyfile", "given together with certfile", config.keyfile)
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -264,22 +271,66 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
     return context
 
 
-async def open_listeners(config: GatewayConfig) -> list[trio.SocketListener]:
-    """Open the listening sockets.
+async def bind(config: GatewayConfig) -> list[trio.socket.SocketType]:
+    """Bind the sockets to listen on; until `open_listeners` listens, every client is refused.
 
     Raises:
         ConfigError: the port is taken, or the address is not one of this machine.
     """
     if config.port > MAX_PORT:  # the system would silently take it modulo 65536
         raise ConfigError("port", f"at most {MAX_PORT}", config.port)
+    with ExitStack() as opened, _named(config):
+        found = await trio.socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sockets, unsupported = [], None
+        for family, kind, protocol, _, address in found:
+            try:
+                bound = opened.enter_context(trio.socket.socket(family, kind, protocol))
+            except OSError as error:
+                # IPv6 may be known to the resolver and not to the kernel.
+                if error.errno != errno.EAFNOSUPPORT:
+                    raise
+                unsupported = error
+                continue
+            if os.name != "nt":
+                # Otherwise the port cannot be bound for a minute after a server with connections has ended.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            await bound.bind(address)
+            sockets.append(bound)
+            # A name with two addresses would get two different ports; only one can be reported.
+            if config.port == 0:
+                break
+        if not sockets and unsupported is not None:
+            raise unsupported
+        opened.pop_all()
+    return sockets
+
+
+def open_listeners(
+    sockets: Sequence[trio.socket.SocketType], config: GatewayConfig
+) -> list[trio.SocketListener]:
+    """Listen on sockets that are bound; if one of them cannot, all are closed.
+
+    Raises:
+        ConfigError: another program has begun to listen on the port.
+    """
+    with ExitStack() as opened, _named(config):
+        for one in sockets:
+            opened.callback(one.close)
+            one.listen(BACKLOG)
+        opened.pop_all()
+    return [trio.SocketListener(one) for one in sockets]
+
+
+@contextmanager
+def _named(config: GatewayConfig) -> Iterator[None]:
+    """Translate an error of the system to the field that is wrong."""
     try:
-        listeners = await trio.open_tcp_listeners(config.port, host=config.host)
+        yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError("port", "free; another program listens there", config.port) from None
         raise ConfigError("host", f"an address of this machine ({error})", config.host) from None
-    if config.port == 0:  # a name with two addresses would get two different ports; only one can be reported
-        for listener in listeners[1:]:
-            await trio.aclose_forcefully(listener)
-        return listeners[:1]
-    return listeners
