@@ -248,6 +248,27 @@ def test_a_server_that_other_machines_reach_without_a_key_warns_at_its_start(
     assert ("without API keys" in caplog.text) is warns
 
 
+@pytest.mark.parametrize(("keys", "warns"), [((), True), (("key",), False)])
+def test_a_clients_key_in_the_environment_of_a_server_without_keys_warns_and_names_the_servers_variable(
+    keys: tuple[str, ...], warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRIOLET_API_KEY", "meant")
+    warn_of_open_access(GatewayConfig(), EngineConfig(api_keys=keys))
+    assert ("set TRIOLET_API_KEYS or --api-keys" in caplog.text) is warns
+    assert "meant" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_keys_that_are_given_and_empty_are_refused(text: str) -> None:
+    rule = f"must be one text or several with commas between them; got {text!r}"
+    with pytest.raises(click.UsageError, match=f"^TRIOLET_API_KEYS {rule}$"):
+        options.engine_config({}, {"TRIOLET_API_KEYS": text})
+    with pytest.raises(click.UsageError, match=f"^--api-keys {rule}$"):
+        options.engine_config({"api_keys": text}, {})
+    with pytest.raises(click.UsageError, match=f"^--priority-keys {rule}$"):
+        options.gateway_config({"priority_keys": text}, {})
+
+
 def test_a_server_that_ends_does_not_have_all_its_objects_visited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ended(self: Server) -> None:
         await trio.lowlevel.checkpoint()

@@ -31,6 +31,7 @@ from triolet.actors.supervisor import ChildSpec, Supervisor
 from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened
 from triolet.config.engine import EngineConfig
+from triolet.config.fields import variable_name
 from triolet.config.server import GatewayConfig
 from triolet.core.recovery.supervision import Restart, Strategy
 from triolet.engine.engine import Engine
@@ -271,8 +272,15 @@ async def trim_allocator() -> None:
 
 
 def warn_of_open_access(gateway: GatewayConfig, config: EngineConfig) -> None:
-    """Warn if other machines can connect and no key is needed."""
+    """Warn if no key is needed, and other machines can connect or a key seems to have been meant."""
     has_keys = bool(gateway.api_keys or config.api_keys)
+    # Under vLLM the variable of this name is the server's.
+    if not has_keys and os.environ.get(variable_name("api_key")):
+        log.warning(
+            "%s is the key that clients send, and protects no server: no key is needed here; set %s or --api-keys",
+            variable_name("api_key"),
+            variable_name("api_keys"),
+        )
     if not has_keys and not Access(listens_on=gateway.host).listens_on_loopback:
         log.warning(
             "host %s without API keys: every machine that reaches this address may use the model; set --api-keys",

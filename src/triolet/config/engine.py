@@ -479,7 +479,7 @@ class EngineConfig(Configuration):
     api_keys: tuple[str, ...] = option(
         "API keys of a server of this engine, separated by commas; without any, no key is needed.",
         default=(),
-        rule=texts(),
+        rule=texts(may_be_given_empty=False),
         is_secret=True,
     )
     step_timeout: float | None = option(

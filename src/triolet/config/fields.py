@@ -237,14 +237,27 @@ def matching(pattern: str, expected: str, *, optional: bool = False) -> FieldRul
     )
 
 
-def texts() -> FieldRule:
-    """Allow a tuple of texts, none of them empty; commas separate them in a flag."""
+def texts(*, may_be_given_empty: bool = True) -> FieldRule:
+    """Allow a tuple of texts, none of them empty; commas separate them in a flag.
+
+    Args:
+        may_be_given_empty: whether a flag or a variable may be there and hold none. Keys may not: a variable that was
+            to hold them, and is empty, would leave a server open.
+    """
+
+    def parse(text: str) -> tuple[str, ...]:
+        items = tuple(item for item in (part.strip() for part in text.split(",")) if item)
+        if not items and not may_be_given_empty:
+            raise ValueError(text)
+        return items
+
     return FieldRule(
         accepts=lambda value: (
             isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
         ),
         expected="a tuple of texts, none of them empty",
-        parse=lambda text: tuple(item for item in (part.strip() for part in text.split(",")) if item),
+        parse=parse,
+        expected_text="one text or several with commas between them",
         metavar="TEXT,...",
     )
 

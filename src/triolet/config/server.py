@@ -52,13 +52,16 @@ class GatewayConfig(Configuration):
     # --------------------------------------------------------------------------------------- access
 
     api_keys: tuple[str, ...] = option(
-        "API keys, separated by commas; without any, the engine's.", default=(), rule=texts(), is_secret=True
+        "API keys, separated by commas; without any, the engine's.",
+        default=(),
+        rule=texts(may_be_given_empty=False),
+        is_secret=True,
     )
     priority_keys: tuple[str, ...] = option(
         # where there are keys, each could otherwise put its requests before those of all others
         "Further API keys, separated by commas, whose requests may have a priority below 0.",
         default=(),
-        rule=texts(),
+        rule=texts(may_be_given_empty=False),
         is_secret=True,
     )
     allowed_origins: tuple[str, ...] = option(
