@@ -238,12 +238,17 @@ class Metrics:
         """Return the metrics as text; the content type is `CONTENT_TYPE`."""
         return b"".join(self.render_in_pieces())
 
-    def render_in_pieces(self) -> Iterator[bytes]:
-        """Yield the text in pieces: all of it takes some 10 ms, in which an event loop does nothing else."""
-        self._engine.tell_stat_loggers()
-        self._catch_up(self._engine.statistics())
-        self._catch_up_adapters()
-        yield from pieces_of(self.registry)
+    def render_in_pieces(self, *others: Metrics) -> Iterator[bytes]:
+        """Yield the text in pieces: all of it takes some 10 ms, in which an event loop does nothing else.
+
+        Args:
+            others: of further engines of the same program, whose series stand beside this one's.
+        """
+        for one in (self, *others):
+            one._engine.tell_stat_loggers()
+            one._catch_up(one._engine.statistics())
+            one._catch_up_adapters()
+        yield from pieces_of(self.registry, *(one.registry for one in others))
 
     # ---------------------------------------------------------------------------------------- making
 
@@ -422,11 +427,23 @@ class _Part:
         return self.families
 
 
-def pieces_of(registry: CollectorRegistry) -> Iterator[bytes]:
-    """Yield the metrics of a registry as text, in pieces of about SAMPLES_AT_ONCE lines; a metric is not cut."""
+def pieces_of(registry: CollectorRegistry, *others: CollectorRegistry) -> Iterator[bytes]:
+    """Yield the metrics of registries as text, in pieces of about SAMPLES_AT_ONCE lines; a metric is not cut.
+
+    Args:
+        others: registries with other labels. Metrics of one name are one metric of the text, as its format demands.
+    """
+    further: dict[str, list[Metric]] = {}
+    for other in others:
+        for family in other.collect():
+            further.setdefault(family.name, []).append(family)
+        # An empty piece: between two registries others get their turn.
+        yield b""
     families: list[Metric] = []
     num_samples = 0
     for family in registry.collect():
+        for same in further.get(family.name, ()):
+            family.samples += same.samples
         families.append(family)
         num_samples += len(family.samples)
         if num_samples >= SAMPLES_AT_ONCE:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from prometheus_client.parser import text_string_to_metric_families
 
 import triolet
 from tests.actors.harness import FakeExecutor, assert_all_blocks_back, fake_engine
@@ -95,6 +96,31 @@ async def test_the_model_of_a_body_chooses_the_engine_and_loads_it_once(
         "broken": "unloaded",
     }
     assert loads.open == []
+
+
+async def test_the_metrics_of_every_loaded_model_stand_under_its_name(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server(model_idle=60.0) as (site, _):
+        alone = (await site.get("/metrics")).body.decode()
+        await chat(site, "second")
+        await chat(site, "triolet-nano")
+        text = (await site.get("/metrics")).body.decode()
+        await trio.sleep(100.0)
+        later = (await site.get("/metrics")).body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    tokens = families["triolet:generation_tokens"].samples
+    assert {one.labels["model_name"]: one.value for one in tokens if one.name.endswith("_total")} == {
+        "triolet-nano": 4.0,
+        "second": 4.0,
+    }
+    headings = [line for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(headings) == len(set(headings))
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    of_first = {line.rpartition(" ")[0] for line in alone.splitlines() if "triolet-nano" in line}
+    assert of_first and of_first <= set(series)
+    assert 'model_name="second"' not in alone + later
 
 
 async def test_an_idle_model_is_unloaded_and_loaded_again_for_the_next_request(

@@ -27,6 +27,7 @@ from triolet.core.model_registry import LoadModel, ModelRegistry, ModelState
 from triolet.core.tools.answer import thinking_switch_of
 from triolet.engine.engine import Engine
 from triolet.errors import EngineUnhealthy, TrioletError
+from triolet.observability.prometheus import Metrics
 from triolet.protocol.errors import WireError, model_not_found
 from triolet.protocol.responses.requests import CreateResponse, SamplingPlan
 from triolet.protocol.responses.session import ResponsesContext
@@ -68,6 +69,7 @@ class HostedModel:
     name: str
     config: EngineConfig
     engine: Engine | None = None
+    metrics: Metrics | None = None  # of the engine
     context: ResponsesContext | None = None  # of its sessions; None while it is not loaded
     attempt: LoadAttempt = attrs.field(factory=LoadAttempt)
     leave: trio.Event = attrs.field(factory=trio.Event)  # closes the engine
@@ -100,6 +102,7 @@ class ModelHost:
     ) -> None:
         self._models = {name: HostedModel(name, model.config) for name, model in models.items()}
         self._context_of = context_of
+        self._metrics_prefix = config.metrics_prefix
         self._open_engine: OpenEngine = open_engine or triolet.open_engine
         self.registry = ModelRegistry(
             {name: model.size_bytes for name, model in models.items()},
@@ -117,6 +120,11 @@ class ModelHost:
     def engines(self) -> list[Engine]:
         """Engines of the loaded models."""
         return [model.engine for model in self._models.values() if model.engine is not None]
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        """Metrics of the loaded models."""
+        return [model.metrics for model in self._models.values() if model.metrics is not None]
 
     @staticmethod
     def description_of_first(engine: Engine) -> dict[str, Any]:
@@ -239,6 +247,8 @@ class ModelHost:
             async with self._open_engine(model.config) as engine:
                 context = self._context_of(engine, model.name)
                 model.engine, model.context = engine, context
+                # Without the adapters, whose series in vLLM's form has no name of a model.
+                model.metrics = Metrics(engine, self._metrics_prefix)
                 self.registry.note_loaded(model.name, trio.current_time())
                 model.attempt.done.set()
                 self._changed.unpark_all()
@@ -248,6 +258,7 @@ class ModelHost:
                 finally:
                     # Before the engine closes: no request may get it any more.
                     model.engine, model.context, model.attempt = None, None, LoadAttempt()
+                    model.metrics = None
             log.info("model %s is unloaded", model.name)
         except Exception as error:
             if isinstance(error, TrioletError):

@@ -336,9 +336,14 @@ def _boolean(query: dict[str, str], name: str, *, default: bool) -> bool:
 async def metrics(request: Request) -> Response:
     """Answer the metrics in Prometheus' text format."""
     context = context_of(request)
+    host = None if context.gateway is None else context.gateway.models
+    others = () if host is None else host.metrics
     text = b""
-    for metrics in (context.metrics, context.gateway_metrics):
-        for piece in metrics.render_in_pieces():
+    for pieces in (
+        context.metrics.render_in_pieces(*others),
+        context.gateway_metrics.render_in_pieces(),
+    ):
+        for piece in pieces:
             text += piece
             await trio.lowlevel.checkpoint()
     return Response(text, headers={"content-type": CONTENT_TYPE})
