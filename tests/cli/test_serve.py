@@ -129,6 +129,8 @@ async def test_a_listener_that_breaks_is_opened_again_at_the_same_place(
         ({"port": 70_000}, "port"),
         ({"certfile": "nowhere.pem"}, "certfile"),
         ({"keyfile": "key.pem"}, "keyfile"),
+        ({"port": 8000, "uds": "nowhere/socket"}, "uds"),
+        ({"port": 8000, "uds": __file__}, "uds"),
         ({}, "port"),
     ],
 )

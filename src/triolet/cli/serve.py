@@ -123,6 +123,8 @@ class Server:
                     self._sockets = await bind(self.gateway)
                     for one in self._sockets:
                         stack.callback(one.close)
+                    if self.gateway.uds is not None:
+                        stack.callback(Path(self.gateway.uds).unlink, missing_ok=True)
                     engine = await opened(stack, self.config)
                     gateway = await stack.enter_async_context(open_gateway(engine, self.gateway, self.models))
                     loading.shield = True  # from now on a signal drains instead of cancelling
@@ -160,8 +162,9 @@ class Server:
             async with trio.open_nursery() as nursery:
                 self._url = await nursery.start(self._front.run)
                 # After a crash the next listener must have the same port.
-                port = int(self._url.rpartition(":")[2])
-                self.gateway = attrs.evolve(self.gateway, port=port)
+                if self.gateway.uds is None:
+                    port = int(self._url.rpartition(":")[2])
+                    self.gateway = attrs.evolve(self.gateway, port=port)
                 task_status.started()
 
         supervisor = Supervisor(

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from triolet.config.fields import Configuration, matching, option, seconds, text, texts, whole
+from triolet.errors import ConfigError
 
 
 def _count(sentence: str, *, default: int | None) -> Any:
@@ -40,6 +41,11 @@ class GatewayConfig(Configuration):
         rule=text(),
     )
     port: int = option("Port to listen on; 0 picks a free one.", default=8000, rule=whole(0))
+    uds: str | None = option(
+        "Path of a Unix socket to listen on, in place of host and port.",
+        default=None,
+        rule=text(optional=True),
+    )
     certfile: str | None = option(
         "Certificate chain, PEM; turns on TLS.", default=None, rule=text(optional=True)
     )
@@ -273,3 +279,11 @@ class GatewayConfig(Configuration):
         default="triolet:",
         rule=matching(r"[a-zA-Z_:][a-zA-Z0-9_:]*", "letters, digits, _ and :, the first no digit"),
     )
+
+    def __attrs_post_init__(self) -> None:
+        fields = attrs.fields_dict(type(self))
+        if self.uds is not None and (self.host, self.port) != (
+            fields["host"].default,
+            fields["port"].default,
+        ):
+            raise ConfigError("uds", "given without host and port, whose place it takes", self.uds)

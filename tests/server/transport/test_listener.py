@@ -29,7 +29,7 @@ from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
-from triolet.server.transport.listener import ACCEPTED_AT_ONCE, Listener, waiting_connections
+from triolet.server.transport.listener import ACCEPTED_AT_ONCE, Listener, bind, waiting_connections
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 UPGRADE = (
@@ -665,3 +665,31 @@ async def test_a_port_that_is_taken_is_named() -> None:
         ):
             async with listening(port=server.port):
                 raise AssertionError("it listens")
+
+
+async def test_a_unix_socket_is_served_in_place_of_a_port_and_one_that_was_left_behind_is_replaced(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "socket"
+    config = GatewayConfig(uds=str(path))
+
+    async def websocket(stream: ClientStream) -> None:
+        await stream.aclose()
+
+    for _ in range(2):
+        front = Listener(config, an_app([]), websocket)
+        async with trio.open_nursery() as nursery:
+            assert await nursery.start(front.run) == f"unix:{path}"
+            async with await trio.open_unix_socket(path) as stream:
+                await stream.send_all(GET)
+                assert (await read(stream, b"hello")).startswith(b"HTTP/1.1 200")
+            with pytest.raises(ConfigError, match="uds must be free"):
+                await bind(config)
+            nursery.cancel_scope.cancel()
+        assert path.is_socket()
+
+
+def test_a_unix_socket_and_a_port_are_not_given_together() -> None:
+    for fields in ({"port": 9000}, {"host": "0.0.0.0"}):
+        with pytest.raises(ConfigError, match=r"^uds must be given without host and port"):
+            GatewayConfig.create(uds="socket", **fields)

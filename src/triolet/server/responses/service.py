@@ -65,7 +65,7 @@ from triolet.server.responses.generate import (
     responses_context,
 )
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
-from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_stream import ClientStream, address_of
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 from triolet.server.transport.websocket import PING, Handshake, SendQueue, ServerSocket, SocketLimits
 
@@ -580,7 +580,7 @@ def _address_of(stream: trio.abc.Stream) -> str:
     if not isinstance(stream, ClientStream):
         return ""
     try:
-        return str(stream.socket.getpeername()[0])
+        return address_of(stream.socket)
     except OSError:
         return ""  # disconnected already
 

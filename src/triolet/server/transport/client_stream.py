@@ -25,6 +25,16 @@ from triolet.server.transport.client_turns import ClientTurns
 SEND_CHUNK_BYTES = 2**16  # the timeout is counted per chunk: a slow client is not a stalled one
 
 
+def address_of(connected: trio.socket.SocketType) -> str:
+    """Return the address of the client; empty for a client on a Unix socket, which has none.
+
+    Raises:
+        OSError: the client has disconnected already.
+    """
+    address = connected.getpeername()
+    return str(address[0]) if isinstance(address, tuple) else ""
+
+
 class ClientStream(trio.abc.HalfCloseableStream):
     """Connection with one client, plain or TLS.
 

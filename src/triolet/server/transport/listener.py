@@ -32,7 +32,7 @@ import trio
 from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
-from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_stream import ClientStream, address_of
 from triolet.server.transport.client_turns import ClientTurns
 from triolet.server.transport.hypercorn_adapter import HttpServer
 
@@ -139,6 +139,8 @@ class Listener:
         self._connections.cancel()
 
     def _url(self, listener: trio.SocketListener) -> str:
+        if self.config.uds is not None:
+            return f"unix:{self.config.uds}"
         host, port = listener.socket.getsockname()[:2]
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -164,7 +166,7 @@ class Listener:
         """Serve one connection within the limits; only Trio's own exceptions leave this task."""
         try:
             # Fails if the client has disconnected already.
-            address = str(socket_stream.socket.getpeername()[0])
+            address = address_of(socket_stream.socket)
         except OSError:
             return await trio.aclose_forcefully(socket_stream)
         if self._is_full(address):
@@ -275,8 +277,10 @@ async def bind(config: GatewayConfig) -> list[trio.socket.SocketType]:
     """Bind the sockets to listen on; until `open_listeners` listens, every client is refused.
 
     Raises:
-        ConfigError: the port is taken, or the address is not one of this machine.
+        ConfigError: the port or path is taken, or the address is not one of this machine.
     """
+    if config.uds is not None:
+        return [await _bound_to_path(config.uds)]
     if config.port > MAX_PORT:  # the system would silently take it modulo 65536
         raise ConfigError("port", f"at most {MAX_PORT}", config.port)
     with ExitStack() as opened, _named(config):
@@ -307,6 +311,31 @@ async def bind(config: GatewayConfig) -> list[trio.socket.SocketType]:
             raise unsupported
         opened.pop_all()
     return sockets
+
+
+async def _bound_to_path(path: str) -> trio.socket.SocketType:
+    """Bind a Unix socket; one that a server has left behind is replaced.
+
+    Raises:
+        ConfigError: another program listens there, or no socket can be there.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("uds", "left out, since this system has no Unix sockets", path)
+    with ExitStack() as opened:
+        try:
+            if await trio.Path(path).is_socket():
+                with suppress(ConnectionRefusedError):
+                    await trio.aclose_forcefully(await trio.open_unix_socket(path))
+                    raise ConfigError("uds", "free; another program listens there", path)
+                await trio.Path(path).unlink()
+            bound = opened.enter_context(trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            await bound.bind(path)
+        except OSError as error:
+            raise ConfigError(
+                "uds", f"a path where a socket can be made ({error.strerror or error})", path
+            ) from None
+        opened.pop_all()
+    return bound
 
 
 def open_listeners(
