@@ -94,6 +94,7 @@ def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
         ({"ensure_weight_tying": True}, "ensure_weight_tying is not supported"),
         ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow is not supported; got 1"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights must be one that leaves"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights must be one.* got 'lora_ga'"),
         ({"rank_pattern": {"(": 4}}, "rank_pattern must hold regular expressions"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj must be an integer of at least 1"),
     ],

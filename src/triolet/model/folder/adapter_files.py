@@ -169,7 +169,7 @@ class _AdapterConfig:
             raise fields.wrong("bias", "none: biases of the model itself are not adapted")
         start = values.get("init_lora_weights", True)
         changes_base = isinstance(start, str) and start.lower().startswith(
-            ("pissa", "olora", "corda", "loftq")
+            ("pissa", "olora", "corda", "loftq", "lora_ga")
         )
         if changes_base:
             raise fields.wrong(
