@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.errors import AdapterError
-from triolet.model.folder.adapter_files import read_adapter
+from triolet.model.folder.adapter_files import digest_of_folder, read_adapter
 
 SUPPORT = AdapterSupport(
     modules=(
@@ -67,6 +67,26 @@ def test_copies_of_the_embedding_and_the_head_are_left_out(tmp_path: Path) -> No
     tensors = PAIR | copies | {f"{embedding}A": (4, 20), f"{embedding}B": (8, 4)}
     names = {adapted.module.name for adapted in read_adapter(write(tmp_path, tensors), SUPPORT).modules}
     assert names == {"layers.0.self_attn.q_proj", "embed_tokens"}
+
+
+@pytest.mark.parametrize(
+    "tower", ["model.vision_tower.vision_model.encoder", "visual.blocks", "multi_modal_projector"]
+)
+def test_modules_of_a_vision_part_are_skipped_with_one_warning(
+    tower: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"base_model.model.{tower}.layers.0.self_attn.q_proj"
+    vision = {f"{name}.lora_A.weight": (4, 6), f"{name}.lora_B.weight": (6, 4)}
+    folder = write(tmp_path, PAIR | vision)
+    files = read_adapter(folder, SUPPORT)
+    assert [adapted.module for adapted in files.modules] == [SUPPORT.modules[0]]
+    assert set(files.skipped) == set(vision)
+    assert not caplog.records  # the runner reads it, too
+    assert digest_of_folder(folder, SUPPORT) == files.digest
+    [warning] = caplog.messages
+    assert "2 tensors of the vision part are skipped" in warning and name in warning
+    with pytest.raises(AdapterError, match="must hold tensors of adapted modules; got none"):
+        read_adapter(write(tmp_path, vision), SUPPORT)
 
 
 def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:

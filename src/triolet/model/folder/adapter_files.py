@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 import struct
@@ -23,7 +24,10 @@ import attrs
 
 from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.errors import AdapterError, ModelFileError, shown
+from triolet.model.architectures.language_part import language_name
 from triolet.model.folder.json_fields import Fields
+
+logger = logging.getLogger("triolet.runner")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ITEM_BYTES: Final[Mapping[str, int]] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -82,6 +86,7 @@ class AdapterFiles:
 
     digest: str
     modules: tuple[AdaptedModule, ...]
+    skipped: tuple[str, ...]  # tensors of a vision part, which is not read
     data: bytes = attrs.field(repr=False)  # of the file with the weights
 
 
@@ -98,16 +103,20 @@ def read_adapter(folder: Path, support: AdapterSupport) -> AdapterFiles:
         config = _AdapterConfig.parse(folder / CONFIG, config_data)
     except ModelFileError as error:
         raise AdapterError(error.path, error.problem) from error
-    tensors = tuple(stored_tensors(folder / WEIGHTS, data))
+    stored = tuple(stored_tensors(folder / WEIGHTS, data))
+    tensors = tuple(
+        tensor for tensor in stored if language_name(tensor.name.removeprefix(_PREFIX)) is not None
+    )
+    skipped = tuple(tensor.name for tensor in stored if tensor not in tensors)
     modules = _modules(folder / WEIGHTS, tensors, config, support)
     digest = hashlib.blake2b(digest_size=16)
     for part in (config_data, data):
         digest.update(len(part).to_bytes(8, "big") + part)
-    return AdapterFiles(digest.hexdigest(), modules, data)
+    return AdapterFiles(digest.hexdigest(), modules, skipped, data)
 
 
 def digest_of_folder(folder: Path, support: AdapterSupport | None) -> str:
-    """Read an adapter folder and check it; return the digest of its contents.
+    """Read an adapter folder and check it; return the digest of its contents. The log names what is skipped.
 
     Args:
         folder: of the adapter.
@@ -119,7 +128,15 @@ def digest_of_folder(folder: Path, support: AdapterSupport | None) -> str:
         raise AdapterError(folder, "cannot be used: this model takes no adapters")
     if not folder.is_dir():
         raise AdapterError(folder, "is no folder with an adapter (hub ids are not supported: fetch it first)")
-    return read_adapter(folder, support).digest
+    files = read_adapter(folder, support)
+    if files.skipped:
+        logger.warning(
+            "adapter %s: %d tensors of the vision part are skipped, such as %s: only the language part is computed",
+            folder,
+            len(files.skipped),
+            files.skipped[0],
+        )
+    return files.digest
 
 
 def read_adapter_file(path: Path, folder: Path) -> bytes:
