@@ -111,6 +111,45 @@ def test_an_update_holds_the_latest_value_of_every_tensor(tmp_path: Path) -> Non
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.parametrize(
+    ("stored", "absent"),
+    [
+        ("model.embed_tokens.weight", "lm_head.weight"),
+        ("model.language_model.embed_tokens.weight", "lm_head.weight"),
+        ("transformer.wte.weight", "lm_head.weight"),
+        ("lm_head.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_tied_head_is_taken_where_it_equals_the_embedding_and_refused_by_name_where_not(
+    stored: str, absent: str, tmp_path: Path
+) -> None:
+    old, new = torch.zeros(4, 2), torch.ones(4, 2)
+    current = folder_of(tmp_path / "current", {stored: old, "b": TENSORS["b"]})
+    for number, updates in enumerate(({stored: new, absent: new.clone()}, {absent: old})):
+        folder = tmp_path / str(number)
+        write_update(current, folder, updates)
+        checkpoint = Checkpoint.open(folder)
+        assert checkpoint.tensors.keys() == {stored, "b"}
+        assert torch.equal(checkpoint.read(stored), updates.get(stored, old))
+    for wrong in ({stored: new, absent: old}, {absent: new}, {absent: old.bfloat16()}, {absent: old[:2]}):
+        with pytest.raises(WeightsMismatch, match=f"{absent} is tied to {stored} and must be equal"):
+            write_update(current, tmp_path / "wrong", wrong)
+
+
+def test_a_head_is_no_tied_one_where_there_is_no_embedding_or_a_head_is_stored(tmp_path: Path) -> None:
+    draft, vision = "model.layers.9.embed_tokens.weight", "model.vision_tower.embeddings.weight"
+    values = torch.zeros(4, 2)
+    both = folder_of(tmp_path / "both", {"model.embed_tokens.weight": values, "lm_head.weight": values + 1})
+    write_update(both, tmp_path / "new", {"lm_head.weight": values + 2})
+    assert torch.equal(Checkpoint.open(tmp_path / "new").read("lm_head.weight"), values + 2)
+    with pytest.raises(WeightsMismatch, match=f"unused tensors: {draft}"):
+        write_update(both, tmp_path / "wrong", {draft: values})
+    with pytest.raises(WeightsMismatch, match="unused tensors: lm_head"):
+        write_update(
+            folder_of(tmp_path / "none", {vision: values}), tmp_path / "wrong", {"lm_head.weight": values}
+        )
+
+
 def test_a_full_disk_under_an_update_is_an_error_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

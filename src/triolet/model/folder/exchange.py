@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +26,15 @@ from triolet.errors import (
     WeightsMismatch,
     shown,
 )
+from triolet.model.architectures.language_part import language_name
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import read_json_object
 
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 UPDATED: Final = "model-updated.safetensors"
+HEAD: Final = "lm_head.weight"
+EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight", "wte.weight")
 FIXED: Final = ("architectures", "model_type", "vocab_size", "quantization_config")
 """Fields of config.json in which the weights must agree: the engine's tokenizer and its requests go by them."""
 
@@ -101,10 +104,10 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     Args:
         current: folder of the weights in use; its files stay in use through links.
         new: folder to be made.
-        updates: new values by the names of the checkpoint.
+        updates: new values by the names of the checkpoint; a head that is tied to the embedding may be there, too.
     Raises:
         UnsupportedModel: the engine reads a GGUF file.
-        WeightsMismatch: a name is unknown, or a tensor has another shape or dtype.
+        WeightsMismatch: a name is unknown, a tensor has another shape or dtype, or a tied head has values of its own.
         InvalidRequest: a value is no dense tensor.
         ModelFileError: a file of the folder in use cannot be read, or the new one cannot be written.
     """
@@ -115,7 +118,9 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     # An earlier update is taken over, since its file will be gone.
     earlier = [name for name, stored in checkpoint.tensors.items() if stored.path.name == UPDATED]
     tensors = {name: checkpoint.read_raw(name) for name in earlier} | {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in updates.items()
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in updates.items()
+        if name in checkpoint.tensors
     }
     try:
         new.mkdir(parents=True)
@@ -144,10 +149,14 @@ def _check_updates(checkpoint: Checkpoint, updates: Mapping[Any, Any]) -> None:
                 field="tensors",
                 got=name,
             )
-    unused = [name for name in updates if name not in checkpoint.tensors]
-    misshapen = []
+    unused: list[str] = []
+    misshapen: list[str] = []
     for name, tensor in updates.items():
         if (stored := checkpoint.tensors.get(name)) is None:
+            if (tied := _tied_name(name, checkpoint.tensors)) is None:
+                unused.append(name)
+            elif not _are_equal(tensor, updates[tied] if tied in updates else checkpoint.read(tied)):
+                misshapen.append(f"{name} is tied to {tied} and must be equal to it; got another tensor")
             continue
         dtype: torch.dtype = checkpoint.dtype_of(name)
         if tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
@@ -156,3 +165,22 @@ def _check_updates(checkpoint: Checkpoint, updates: Mapping[Any, Any]) -> None:
             )
     if unused or misshapen:
         raise WeightsMismatch(unused=unused, misshapen=misshapen)
+
+
+def _tied_name(name: str, stored: Iterable[str]) -> str | None:
+    """Return the stored tensor that counts as head and embedding, for the name of the one that is not stored."""
+    heads = [one for one in stored if language_name(one) == HEAD]
+    # The shortest: layers that draft tokens may have an embedding of their own.
+    embeddings = sorted(filter(_is_embedding, stored), key=len)
+    if language_name(name) == HEAD and not heads:
+        return next(iter(embeddings), None)
+    return heads[0] if _is_embedding(name) and heads and not embeddings else None
+
+
+def _is_embedding(name: str) -> bool:
+    return language_name(name) is not None and name.endswith(EMBEDDINGS)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    one, other = one.detach().cpu(), other.detach().cpu()
+    return one.dtype == other.dtype and torch.equal(one, other)
