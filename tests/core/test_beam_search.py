@@ -174,3 +174,22 @@ def test_a_length_penalty_above_zero_prefers_longer_answers(
     beams = search(beam_width=1, length_penalty=length_penalty)
     beams.advance([choices({EOS: -1.0, 3: -1.2})])
     assert answers(beams.end()) == [best]
+
+
+@pytest.mark.parametrize("shows_end", [False, True])
+@pytest.mark.parametrize("prompt", [[1, 2], [1, EOS]])
+def test_a_score_of_a_beam_does_not_count_the_end_token(shows_end: bool, prompt: list[int]) -> None:
+    params = BeamSearchParams(1, 8, include_stop_str_in_output=shows_end)
+    beams = BeamSearch(params, [EOS], prompt)
+    # -2.0 / 2 for the end against -2.7 / 3: an end that counts as length would win with -2.0 / 3
+    beams.advance([choices({EOS: -2.0, 3: -2.7})])
+    (best,) = beams.end()
+    assert best.output_token_ids == (3,)
+    assert best.score(1.0) == pytest.approx(-2.7 / 3)
+
+
+def test_an_answer_that_is_only_the_end_has_the_length_of_its_prompt() -> None:
+    beams = search(beam_width=1, include_stop_str_in_output=True)
+    beams.advance([choices({EOS: -3.0})])
+    (only,) = beams.end()
+    assert (only.output_token_ids, only.score(1.0)) == ((EOS,), -1.5)

@@ -100,8 +100,10 @@ class BeamSearchSequence:
 
     def score(self, length_penalty: float) -> float:
         """Return the score for comparisons; the end-of-sequence token does not count as length."""
-        length: float = float(len(self.tokens)) ** length_penalty
+        # Each choice has its log-probabilities, so an end that is shown is one where tokens and choices are as many.
+        shows_end = self.stop_reason is not None and len(self.output_token_ids) == len(self.logprobs)
         # As in vLLM, the prompt counts as length, too.
+        length: float = float(len(self.tokens) - shows_end) ** length_penalty
         return self.cum_logprob / length
 
 
