@@ -197,6 +197,8 @@ async def test_wrong_input_is_refused_by_name_and_nothing_stays(qwen: Path) -> N
             await engine.encode_all(["a"], PoolingParams(task="classify"))
         with pytest.raises(InvalidRequest, match="truncate_prompt_tokens must be -1 or at least 1; got 0"):
             engine.encode("a", truncate_prompt_tokens=0)
+        with pytest.raises(InvalidRequest, match="truncation_side must be left or right; got 'middle'"):
+            engine.encode("a", truncation_side="middle")
         assert engine.statistics().num_requests_live == 0
 
 

@@ -100,6 +100,20 @@ def test_long_inputs_are_cut_where_that_is_asked_for(client: Any) -> None:
     assert client.post("/embeddings", body=body, cast_to=object)["usage"]["prompt_tokens"] == 256
 
 
+def test_the_side_of_a_long_input_that_is_cut_off_is_the_clients_choice(client: Any) -> None:
+    def embedded(**wish: Any) -> list[float]:
+        body = {"model": "tiny", **wish}
+        found: list[float] = client.post("/embeddings", body=body, cast_to=object)["data"][0]["embedding"]
+        return found
+
+    long = {"input": [5, 6, 7, 8, 9, 10], "truncate_prompt_tokens": 3}
+    assert embedded(**long, truncation_side="left") == embedded(input=[8, 9, 10])
+    assert embedded(**long, truncation_side="right") == embedded(**long) == embedded(input=[5, 6, 7])
+    with pytest.raises(openai.BadRequestError, match="truncation_side must be left or right") as caught:
+        embedded(**long, truncation_side="middle")
+    assert caught.value.param == "truncation_side"
+
+
 def test_a_client_that_leaves_aborts_all_its_inputs(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.2) as hasty:
         with pytest.raises(openai.APITimeoutError):

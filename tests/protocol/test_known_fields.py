@@ -17,6 +17,7 @@ from triolet.core.tools import plan_tools
 from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.errors import WireError
+from triolet.protocol.pooling import NOT_OFFERED, ClassifyRequest, EmbeddingsRequest, PoolingRequest
 from triolet.protocol.responses.requests import CreateResponse, SamplingPlan, read_event
 from triolet.protocol.sampling import (
     HINTS,
@@ -25,6 +26,7 @@ from triolet.protocol.sampling import (
     read_sampling,
     write_sampling,
 )
+from triolet.protocol.scoring import RerankRequest, ScoreRequest
 
 CHAT, COMPLETIONS, RESPONSES = ApiFamily
 BODIES: dict[ApiFamily, dict[str, Any]] = {
@@ -43,7 +45,7 @@ VLLM_BOTH = """
 add_special_tokens allowed_token_ids bad_words best_of cache_salt detokenize ec_transfer_params echo
 flat_logprobs guided_choice guided_decoding_backend guided_grammar guided_json guided_regex
 guided_whitespace_pattern ignore_eos include_stop_str_in_output kv_transfer_params length_penalty
-logits_processors logprob_token_ids max_repetition_pattern_size min_p min_repetition_pattern_size min_tokens
+logits_processors logprob_token_ids max_repetition_pattern_size mm_payload min_p min_repetition_pattern_size min_tokens
 priority prompt_logprobs repetition_detection repetition_min_count repetition_penalty request_id response_format
 return_mm_kwargs return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start
 session_id skip_reading_prefix_cache skip_special_tokens spaces_between_special_tokens stop_token_ids
@@ -84,10 +86,11 @@ VLLM = {
 WITHOUT_EFFECT = frozenset(
     {
         "metadata",  # kept with the answer by OpenAI; echoed by Responses
+        "mm_payload",  # vLLM: of its render endpoints only
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "return_mm_kwargs",  # vLLM: of its render endpoints only
+        "return_mm_kwargs",  # likewise
         "return_token_offsets",  # likewise
         "safety_identifier",
         "service_tier",
@@ -194,7 +197,7 @@ def test_every_documented_field_has_its_place(family: ApiFamily) -> None:
 
 def test_no_field_is_both_without_effect_and_refused() -> None:
     assert not WITHOUT_EFFECT & UNSUPPORTED.keys()
-    assert HINTS.keys() <= UNSUPPORTED.keys()
+    assert HINTS.keys() <= UNSUPPORTED.keys() | NOT_OFFERED.keys()
 
 
 @pytest.mark.parametrize("family", ApiFamily)
@@ -268,3 +271,55 @@ def test_a_wrong_value_is_refused_under_the_name_that_the_client_wrote() -> None
         error = refusal(family, **fields)
         assert error.param == param
         assert error.message.startswith(param)
+
+
+# ----------------------------------------------------------------------------------- pooled routes
+
+VLLM_POOLED = """
+add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message
+dimensions embed_dtype encoding_format endianness media_io_kwargs mm_processor_kwargs model padding priority
+request_id truncate_prompt_tokens truncation_side use_activation user
+""".split()
+VLLM_SCORED = ["instruction", "max_tokens_per_doc", "max_tokens_per_query"]
+POOLED: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (EmbeddingsRequest, {"model": "m", "input": "hi"}, ["messages", "normalize"]),
+    (PoolingRequest, {"model": "m", "input": "hi"}, ["messages", "data", "task"]),
+    (ClassifyRequest, {"model": "m", "input": "hi"}, []),
+    (
+        ScoreRequest,
+        {"model": "m", "text_1": "a", "text_2": "b"},
+        [*VLLM_SCORED, "queries", "items", "documents"],
+    ),
+    (RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}, [*VLLM_SCORED, "top_n"]),
+]
+OF_VECTORS = {
+    "dimensions",
+    "embed_dtype",
+    "encoding_format",
+    "endianness",
+}  # which classes and scores are not
+
+
+@pytest.mark.parametrize(("kind", "body", "further"), POOLED)
+def test_every_field_of_vllms_pooled_bodies_is_read_or_refused_by_name(
+    kind: Any, body: dict[str, Any], further: list[str]
+) -> None:
+    declared = {field.name for field in attrs.fields(kind)}
+    has_vectors = "dimensions" in declared
+    for name in {*VLLM_POOLED, *further} - (set() if has_vectors else OF_VECTORS):
+        if name in declared:
+            with pytest.raises(WireError):
+                kind.of({**body, name: object()})
+        else:
+            with pytest.raises(WireError) as caught:
+                kind.of({**body, name: "bogus"})
+            assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("kind", "body", "further"), POOLED)
+def test_a_field_of_a_pooled_body_that_asks_for_nothing_passes(
+    kind: Any, body: dict[str, Any], further: list[str]
+) -> None:
+    for name, harmless in NOT_OFFERED.items():
+        for value in (None, *harmless):
+            assert kind.of({**body, name: value}) == kind.of(body), name

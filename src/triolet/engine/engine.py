@@ -304,6 +304,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: str | None = None,
         request_id: str | None = None,
         priority: int = 0,
         client: str | None = None,
@@ -320,6 +321,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             prompt: see `generate`, as for the arguments that are not named here.
             pooling_params: by default those of the task that the model is for.
             truncate_prompt_tokens: length to which a longer prompt is cut, tokens; -1 is the longest that fits.
+            truncation_side: side that is cut off: `right`, the default, or `left` to keep the last tokens.
         Raises:
             InvalidRequest: see `generate`. A task that the model does not do is refused when the stream is entered.
         """
@@ -336,6 +338,12 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
                     field="truncate_prompt_tokens",
                     got=truncate_prompt_tokens,
                 )
+        if truncation_side not in (None, "left", "right"):
+            raise InvalidRequest(
+                f"truncation_side must be left or right; got {shown(truncation_side)}",
+                field="truncation_side",
+                got=truncation_side,
+            )
         submission = self._submission(
             prompt,
             POOLED,
@@ -349,7 +357,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             owner=owner,
         )
         submission.pooling, submission.lora = pooling_params or PoolingParams(), lora
-        submission.most_tokens = truncate_prompt_tokens
+        submission.most_tokens, submission.keeps_end = truncate_prompt_tokens, truncation_side == "left"
         return PoolingStream(submission, self._stream(submission))
 
     async def encode_all(

@@ -53,6 +53,7 @@ class Submission:
     prompt_adapter: PromptAdapterRequest | None = None
     pooling: PoolingParams | None = None  # parameters of a pooled request
     most_tokens: int | None = None  # length to which the prompt of a pooled request is cut, tokens
+    keeps_end: bool = False  # True to cut it at its beginning
     trace_headers: TraceHeaders = ()  # headers of the request's trace
     # Name that `Engine.requests` filters by, and that admission and fairness count by before `client`.
     owner: str | None = None
@@ -222,7 +223,9 @@ class RequestPreparation:
             tokenized = await self._run(self._builder.tokenize(submission.prompt, params))
         else:
             tokenized = await self._run(
-                self._builder.tokenize_pooled(submission.prompt, submission.pooling, submission.most_tokens)
+                self._builder.tokenize_pooled(
+                    submission.prompt, submission.pooling, submission.most_tokens, submission.keeps_end
+                )
             )
         constraint = None
         with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:

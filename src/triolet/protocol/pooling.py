@@ -13,19 +13,31 @@ from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.errors import InvalidRequest, UnsupportedFeature
 from triolet.protocol.chat_completions import ChatMessages
-from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
+from triolet.protocol.errors import WireError, missing, of_exception, wrong
 from triolet.protocol.json import CONVERTER, Wrong, structure
+from triolet.protocol.sampling import refuse_field
 
 MAX_INPUTS = 2048  # OpenAI's
 ENCODINGS = ("float", "base64")
-# Fields of vLLM that are not offered, with the value that asks for what is done anyway.
-_NOT_OFFERED: Mapping[str, Any] = {
-    "add_special_tokens": True,
-    "chat_template": None,
-    "embed_dtype": "float32",
-    "endianness": "native",
-    "mm_processor_kwargs": None,
+NOT_OFFERED: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (False,),
+    "add_special_tokens": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "data": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native",),
+    "items": (),
+    "max_tokens_per_doc": (0,),
+    "max_tokens_per_query": (0,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "normalize": (),
+    "padding": (False,),
+    "request_id": (),
 }
+"""Fields of vLLM's bodies that are not offered, and the values that ask for what is done anyway."""
 
 
 @attrs.frozen
@@ -63,6 +75,7 @@ class PooledRequest:
     user: str | None = None
     # Length to which longer inputs are cut, tokens; -1 is the longest that fits.
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None  # the side that is cut off: right, the default, or left
     use_activation: bool | None = None  # see `PoolingParams`
     timeout: float | None = None
     priority: int = 0
@@ -76,9 +89,8 @@ class PooledRequest:
         Raises:
             WireError: names the field, the rule and the value.
         """
-        for name, harmless in _NOT_OFFERED.items():
-            if payload.get(name) not in (None, harmless):
-                raise unsupported(name, f"{name} is not supported by this server")
+        for name, harmless in NOT_OFFERED.items():
+            refuse_field(payload, name, harmless)
         request = structure(payload, cls)
         if request.timeout is not None and request.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", request.timeout)

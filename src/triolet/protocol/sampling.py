@@ -209,6 +209,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "allowed_media_domains": (),
     "audio": (),
     "background": (False,),
+    "background_options": (),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
@@ -282,6 +283,7 @@ HINTS: Final[Mapping[str, str]] = {
     "guided_json": "use structured_outputs.json",
     "guided_regex": "use structured_outputs.regex",
     "lora_request": "ask for the adapter by its name, as the model",
+    "normalize": "use use_activation",
     "max_repetition_pattern_size": "use repetition_detection.max_pattern_size",
     "min_repetition_pattern_size": "use repetition_detection.min_pattern_size",
     "prompt_adapter_request": "ask for the adapter by its name, as the model",
@@ -319,11 +321,24 @@ def refuse_known_fields(payload: Mapping[str, Any], family: ApiFamily, taken: fr
         WireError: names the field.
     """
     for name, harmless in UNSUPPORTED.items():
-        value = payload.get(name)
-        if name in taken or value is None or value in harmless or value is DEFAULTS.get((family, name)):
-            continue
+        if name not in taken and payload.get(name) is not DEFAULTS.get((family, name)):
+            refuse_field(payload, name, harmless, f" in {family.value}")
+
+
+def refuse_field(payload: Mapping[str, Any], name: str, harmless: tuple[Any, ...], place: str = "") -> None:
+    """Refuse a field that asks for something.
+
+    Args:
+        payload: body of the request.
+        name: of the field.
+        harmless: values that ask for nothing, beside null.
+        place: words for the routes that refuse it.
+    Raises:
+        WireError: names the field, and what to use instead.
+    """
+    if (value := payload.get(name)) is not None and value not in harmless:
         hint = f"; {HINTS[name]}" if name in HINTS else ""
-        raise unsupported(name, f"{name} is not supported by this server in {family.value}{hint}")
+        raise unsupported(name, f"{name} is not supported by this server{place}{hint}")
 
 
 class Offer(Protocol):

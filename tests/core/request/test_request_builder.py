@@ -302,6 +302,35 @@ def test_the_tokens_after_every_text_stay_where_a_text_is_cut(
     assert found == ids(*cut, text="long")
 
 
+@pytest.mark.parametrize(
+    ("most", "kept"), [(3, (13, 91, 92)), (1, (92,)), (-1, (11, 12, 13, 14, 15, 16, 91, 92))]
+)
+def test_a_prompt_that_is_cut_at_its_beginning_keeps_its_last_tokens(
+    most: int, kept: tuple[int, ...]
+) -> None:
+    whole = (90, 10, 11, 12, 13, *((14, 15, 16) if most == -1 else ()), 91, 92)
+    build = builder(tokenizer=Letters(), pooling=EMBEDDER)
+    for prompt, answers in ((ParsedPrompt(content="long"), [ids(*whole)]), (ParsedPrompt(whole), [])):
+        task = build.tokenize_pooled(prompt, PoolingParams(task="embed"), most, True)
+        assert driven(task, *answers)[1].token_ids == kept
+
+
+@pytest.mark.parametrize(("most", "start"), [(4, 2), (2, 0), (1, 0)])
+def test_the_second_text_of_a_pair_moves_with_a_prompt_that_is_cut_at_its_beginning(
+    most: int, start: int
+) -> None:
+    pooling = attrs.evolve(EMBEDDER, takes_token_types=True)
+    build = builder(tokenizer=Letters(), pooling=pooling)
+    for prompt, given, answers in (
+        (ParsedPrompt(content=TextPair("a", "b")), None, [ids(1, 2, 3, 4, 5, token_type_start=3)]),
+        (ParsedPrompt((1, 2, 3, 4, 5)), 3, []),
+    ):
+        params = PoolingParams(task="embed", token_type_start=given)
+        assert (
+            driven(build.tokenize_pooled(prompt, params, most, True), *answers)[1].token_type_start == start
+        )
+
+
 def test_the_tokens_after_every_text_may_be_the_whole_prompt() -> None:
     _, found = pooled(ParsedPrompt(content="a"), 1, ids(91, 92), ids(90, 91, 92))
     assert found.token_ids == (92,)

@@ -192,12 +192,13 @@ class RequestBuilder:
         return POOLED if reads_cache else POOLED_WITHOUT_CACHE, pooling
 
     def tokenize_pooled(
-        self, prompt: ParsedPrompt, params: PoolingParams, most_tokens: int | None
+        self, prompt: ParsedPrompt, params: PoolingParams, most_tokens: int | None, keeps_end: bool = False
     ) -> Generator[Need, Tokenized | None, Tokenized]:
         """Encode the prompt of a pooled request, and check it against the model.
 
         Args:
-            most_tokens: length to which a longer prompt is cut, from its end; -1 is the longest that fits.
+            most_tokens: length to which a longer prompt is cut; -1 is the longest that fits.
+            keeps_end: True to cut it at its beginning, False at its end.
         Raises:
             InvalidRequest: the model cannot serve it.
         """
@@ -210,7 +211,14 @@ class RequestBuilder:
         else:
             tokenized = yield from self._encoded(Tokenize(content))
         most = info.max_model_len if most_tokens == -1 else most_tokens
-        if most is not None and len(tokenized.token_ids) > most:
+        if most is not None and (num_cut := len(tokenized.token_ids) - most) > 0 and keeps_end:
+            # The second text of a pair moves with the tokens.
+            start = params.token_type_start if prompt.token_ids is not None else tokenized.token_type_start
+            start = None if start is None else max(0, start - num_cut)
+            tokenized = attrs.evolve(
+                tokenized, token_ids=tokenized.token_ids[num_cut:], token_type_start=start
+            )
+        elif most is not None and num_cut > 0:
             kept: tuple[int, ...] = ()
             if prompt.token_ids is None:
                 # The tokens that the tokenizer puts after every text stay: the last one is what LAST pooling takes.

@@ -68,6 +68,7 @@ async def pooled(
                 prompts,  # type: ignore[arg-type]
                 params,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
+                truncation_side=body.truncation_side,
                 **arguments,
             )
 
