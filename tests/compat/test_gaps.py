@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
+from dataclasses import field, make_dataclass
 from importlib import import_module
 from typing import Any
 
+import attrs
 import pytest
 from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, LetterTokenizer, fake_engine, model_info
+from tests.compat.vllm_arguments import CONFIGURATIONS, VLLM_DEFAULTS
 from tests.core.fake_model import FakeModel
 from triolet import SamplingParams, compat
 from triolet.compat import (
@@ -33,6 +37,7 @@ from triolet.errors import AdapterError, EngineClosed, InvalidRequest, Unsupport
 from triolet.nano import PATH
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
+KEPT = ["gpu_memory_utilization"]  # has another default here
 NAMES = """
     PoolingParams EmbeddingRequestOutput PoolingRequestOutput LoRARequest PromptAdapterRequest VllmConfig ModelConfig
     StatLoggerBase UsageContext PromptType EngineClient AnyTokenizer EngineCoreRequest
@@ -135,6 +140,64 @@ def test_arguments_with_the_defaults_of_vllm_pass_and_can_be_read() -> None:
                 EngineArgs(**wrong)
     assert args.tensor_parallel_size == 1
     assert EngineArgs(quantization="int8").config.quantization == "int8"
+
+
+def test_every_default_of_vllm_may_be_spelled_out() -> None:
+    for name, value in VLLM_DEFAULTS.items():
+        assert AsyncEngineArgs(**{name: value}).config == AsyncEngineArgs().config or name in KEPT, name
+    kind = make_dataclass("Settings", [("size", int, field(default=3))])
+    whole = {**VLLM_DEFAULTS, **{name: kind() for name in CONFIGURATIONS}}
+    config = AsyncEngineArgs(**whole).config
+    assert config == attrs.evolve(EngineConfig(), **{name: VLLM_DEFAULTS[name] for name in KEPT})
+    for name in CONFIGURATIONS:
+        with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered"):
+            AsyncEngineArgs(**{name: kind(4)})
+
+
+@pytest.mark.parametrize(
+    "name", ["nnodes", "optimization_level", "watermark", "use_tqdm_on_load", "ubatch_size"]
+)
+def test_another_value_than_the_default_of_vllm_is_refused_by_name(name: str) -> None:
+    wrong: dict[str, Any] = {name: 5}
+    with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered"):
+        AsyncEngineArgs(**wrong)
+
+
+def test_the_default_of_an_argument_that_is_not_honoured_can_be_read() -> None:
+    assert (EngineArgs().nnodes, EngineArgs().mm_processor_cache_type) == (1, "lru")
+
+
+def test_the_kinds_of_models_of_vllm_mean_what_the_folder_says() -> None:
+    for given in ({"runner": "pooling"}, {"convert": "none"}, {"runner": "pooling", "convert": "auto"}):
+        assert EngineArgs(**given).config == EngineConfig()  # type: ignore[arg-type]
+    assert EngineArgs(runner="pooling", convert="embed").config.convert == "embed"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hf_overrides", {"rope_theta": 1.0}),
+        ("override_generation_config", {"temperature": 0.5}),
+        ("logits_processors", ["a:B"]),
+        ("kv_transfer_config", {"kv_connector": "x"}),
+        ("enable_prompt_embeds", True),
+        ("generation_config", "vllm"),
+        ("pipeline_parallel_size", 2),
+    ],
+)
+def test_arguments_of_a_command_line_are_honoured_or_refused_as_those_of_a_program(
+    name: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"^{name}(=2)? is not offered"):
+        EngineArgs.from_cli_args(Namespace(**{**VLLM_DEFAULTS, name: value}))
+
+
+def test_a_command_line_with_all_defaults_of_vllm_gives_the_default_configuration() -> None:
+    spelled = Namespace(**VLLM_DEFAULTS, port=8000, uvicorn_log_level="info")
+    args = AsyncEngineArgs.from_cli_args(spelled)
+    assert args.config == attrs.evolve(EngineConfig(), **{name: VLLM_DEFAULTS[name] for name in KEPT})
+    spelled.hf_overrides = {"classifier_from_token": ["no", "yes"]}
+    assert EngineArgs.from_cli_args(spelled).config.classifier_from_token == ("no", "yes")
 
 
 def test_an_engine_takes_a_configuration_that_was_made_before_and_a_usage_context_of_none() -> None:

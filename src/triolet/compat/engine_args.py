@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "load_format": ("auto", "safetensors"),
         "skip_tokenizer_init": (False,),
         "enable_sleep_mode": (False, True),  # sleep needs no preparation
-        "limit_mm_per_prompt": (None,),
+        "limit_mm_per_prompt": (None, {}),
     }
 )
 # Arguments of vLLM's that are not honoured. A program that spells out a default of vLLM's asks for nothing.
@@ -113,7 +114,7 @@ UNKNOWN_HERE: Final = """
     pt_load_map_location logits_processors kv_sharing_fast_prefill swa_bounded_replay
     optimization_level performance_mode fault_tolerance_config enable_fault_tolerance tokens_only
     shutdown_timeout watchdog_config weight_transfer_config fail_on_environ_validation gdn_prefill_backend
-    kda_prefill_backend kda_decode_backend
+    kda_prefill_backend kda_decode_backend _api_process_count _api_process_rank
 """
 ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -128,8 +129,67 @@ ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "see `speculative_config`"),
     }
 )
+# Defaults of vLLM 0.32 that are no plain "nothing": a program that spells one out asks for what is done anyway.
+_SPELLED_OUT: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "safetensors_prefetch_num_threads": 8,
+        "safetensors_prefetch_block_size": 16777216,
+        "master_addr": "127.0.0.1",
+        "master_port": 29501,
+        "nnodes": 1,
+        "node_rank": 0,
+        "prefill_context_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "dcp_kv_cache_interleave_size": 1,
+        "data_parallel_backend": "mp",
+        "all2all_backend": "allgather_reducescatter",
+        "ubatch_size": 0,
+        "dbo_decode_token_threshold": 32,
+        "dp_sync_interval": 16,
+        "dbo_prefill_token_threshold": 512,
+        "expert_placement_strategy": "linear",
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_cache_retention_interval": 0,
+        "offload_group_size": 0,
+        "offload_num_in_group": 1,
+        "offload_prefetch_step": 1,
+        "long_prefill_token_threshold": 0,
+        "mm_processor_cache_gb": 4,
+        "mm_processor_cache_type": "lru",
+        "mm_hasher_algorithm": "blake3",
+        "mm_shm_cache_max_object_size_mb": 128,
+        "mm_encoder_tp_mode": "weights",
+        "mm_encoder_fp8_scale_save_margin": 1.5,
+        "renderer_num_workers": 1,
+        "video_pruning_method": "evs",
+        "mm_tensor_ipc": "direct_rpc",
+        "mm_ipc_gpu_memory_gb": 0,
+        "mm_device_do_normalize": True,
+        "ignore_patterns": ["original/**/*"],
+        "scheduler_reserve_full_isl": True,
+        "prefill_schedule_interval": 1,
+        "watermark": 0.0,
+        "per_request_spec_decode_metrics": "none",
+        "kv_cache_metrics_sample": 0.01,
+        "jit_monitor_mode": "warn",
+        "mamba_cache_mode": "none",
+        "replayssm_buffer_len": 16,
+        "mamba_backend": "triton",
+        "mamba_cache_philox_rounds": 0,
+        "use_tqdm_on_load": True,
+        "pt_load_map_location": "cpu",
+        "swa_bounded_replay": True,
+        "optimization_level": 2,
+        "performance_mode": "balanced",
+        "kv_offloading_backend": "native",
+        "shutdown_timeout": 0,
+        "_api_process_count": 1,
+        "_api_process_rank": 0,
+    }
+)
 DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
     {
+        **_SPELLED_OUT,
         **{name: choices[0] for name, choices in FIXED.items()},
         "distributed_executor_backend": None,
         "worker_use_ray": False,
@@ -139,6 +199,10 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         "preemption_mode": None,
         "max_seq_len_to_capture": 8192,
     }
+)
+# Fields that have a value here where vLLM's default is None, its own choice.
+_CHOSEN_FOR_NONE: Final = frozenset(
+    {"seed", "enable_prefix_caching", "max_num_seqs", "max_queued_requests", "max_queued_tokens"}
 )
 
 
@@ -185,14 +249,20 @@ class EngineArgs:
             if len(names) != 1:
                 raise ConfigError("served_model_name", "one name", names)
             fields["served_model_name"] = names[0]
-        if fields.get("runner") in ("auto", "generate"):  # vLLM's kinds of models, and not its processes
+        # vLLM's kinds of models, and not its processes: what a model pools, its folder says.
+        if fields.get("runner") in ("auto", "generate", "pooling"):
             del fields["runner"]
+        if fields.get("convert") == "none":
+            fields["convert"] = "auto"
+        if fields.get("reasoning_parser") == "":
+            fields["reasoning_parser"] = "auto"
+        for name in _CHOSEN_FOR_NONE & fields.keys():
+            if fields[name] is None:
+                del fields[name]
         if fields.get("replicas") == 1:  # vLLM's default
             del fields["replicas"]
         if "dtype" in fields:
             fields["dtype"] = DTYPES.get(fields["dtype"], fields["dtype"])
-        if fields.get("seed") is None:  # None means the default, here as in vLLM
-            fields.pop("seed", None)
         # vLLM's None is its own choice, and here the default.
         if (backend := fields.get("attention_backend", "")) is None:
             del fields["attention_backend"]
@@ -248,12 +318,8 @@ class EngineArgs:
     def from_cli_args(cls, args: object) -> EngineArgs:
         """Make arguments from the attributes of an `argparse.Namespace`; attributes of other names are left alone."""
         # A namespace of vLLM's parser has many attributes that are none of an engine's.
-        known = {field.name for field in attrs.fields(EngineConfig)} | {
-            *RENAMED,
-            *FIXED,
-            *DROPPED,
-        }
-        known |= {"disable_log_stats", "speculative_config", "distributed_executor_backend", "worker_use_ray"}
+        known = {field.name for field in attrs.fields(EngineConfig)} | {*RENAMED, *DEFAULTS, *ELSEWHERE}
+        known |= {"disable_log_stats", "speculative_config", "hf_overrides"}
         if cls._LOGS_REQUESTS:
             known |= {"enable_log_requests", "disable_log_requests", "max_log_len"}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
@@ -272,12 +338,11 @@ class AsyncEngineArgs(EngineArgs):
 def _is_settled(name: str, value: object) -> bool:
     """Return True for an argument that asks for the fixed behaviour; refuse one that asks for another."""
     if name in DROPPED:
-        default = DEFAULTS[name]
-        if value is not None and (value != default or isinstance(value, bool) != isinstance(default, bool)):
+        if value is not None and not _is_same(value, DEFAULTS[name]):
             refuse(name, DROPPED[name], value)
         return True
     if name in ELSEWHERE and name not in attrs.fields_dict(EngineConfig):
-        if value is not None and value is not False and value not in ({}, [], (), "", "auto"):
+        if not _asks_for_nothing(value, DEFAULTS.get(name)):
             refuse(name, ELSEWHERE[name], value)
         return True
     if name not in FIXED:
@@ -286,6 +351,24 @@ def _is_settled(name: str, value: object) -> bool:
         allowed = " or ".join(repr(choice) for choice in FIXED[name])
         refuse(f"{name}={value!r}", f"it must be {allowed}", value)
     return True
+
+
+def _asks_for_nothing(value: object, default: object) -> bool:
+    value = value.value if isinstance(value, Enum) else value
+    if (
+        value is None
+        or value is False
+        or value in ({}, [], (), set(), "", "auto")
+        or _is_same(value, default)
+    ):
+        return True
+    # vLLM's arguments of an engine hold whole configurations, whose defaults are those of their classes.
+    return hasattr(value, "__dataclass_fields__") and value == type(value)()
+
+
+def _is_same(value: object, default: object) -> bool:
+    # False == 0 in Python, and means something else here.
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
 def _runner_fields(backend: object, uses_ray: object) -> dict[str, Any]:
