@@ -12,6 +12,7 @@ from triolet.compat import (
     BeamSearchParams,
     EngineArgs,
     LLMEngine,
+    PoolingParams,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -34,7 +35,7 @@ def test_without_parameters_an_answer_has_sixteen_tokens(llm: LLM) -> None:
     assert len(output.outputs[0].token_ids) == 16
 
 
-@pytest.mark.parametrize("messages", ["hello", {"role": "user", "content": "hello"}])
+@pytest.mark.parametrize("messages", ["hello", {"role": "user", "content": "hello"}, None, 5])
 def test_a_chat_is_a_list_of_messages(llm: LLM, messages: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^messages must be a list of messages"):
         llm.chat(messages, use_tqdm=False)
@@ -63,6 +64,75 @@ def test_there_is_a_priority_for_each_prompt(llm: LLM, values: list[int]) -> Non
     sentence = rf"^The lengths of prompts \(2\) and priority \({len(values)}\) must be the same"
     with pytest.raises(InvalidRequest, match=sentence):
         llm.generate(["A", "B"], seeded(1), use_tqdm=False, priority=values)
+
+
+@pytest.mark.parametrize(
+    ("given", "came"),
+    [
+        ({"max_tokens": 2}, "dict"),
+        ("x", "str"),
+        ([None], "NoneType"),
+        ([{"a": 1}], "dict"),
+        (5, "int"),
+        (True, "bool"),
+        (PoolingParams(), "PoolingParams"),
+    ],
+)
+def test_parameters_of_another_type_are_refused_by_their_name(llm: LLM, given: Any, came: str) -> None:
+    messages = [{"role": "user", "content": "A"}]
+    for call in (
+        lambda: llm.generate("A", given, use_tqdm=False),
+        lambda: llm.chat(messages, given, use_tqdm=False),
+    ):
+        with pytest.raises(
+            InvalidRequest, match=f"^sampling_params must be SamplingParams, got {came}$"
+        ) as caught:
+            call()
+        assert caught.value.field == "sampling_params"
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("given", [SamplingParams(), {"beam_width": 2}, None])
+def test_a_beam_search_takes_parameters_of_beam_searches(llm: LLM, given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^params must be BeamSearchParams, got "):
+        llm.beam_search(["A"], given)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, iter(["A"])])
+def test_prompts_of_another_type_are_refused_by_their_name(llm: LLM, prompts: Any) -> None:
+    for call in (
+        lambda: llm.generate(prompts, use_tqdm=False),
+        lambda: llm.encode(prompts, use_tqdm=False),
+        lambda: llm.beam_search(prompts, BeamSearchParams(1, 1)),
+    ):
+        with pytest.raises(InvalidPrompt, match=r"^prompts must be a prompt or a list of prompts, got "):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "rule"),
+    [
+        ("priority", "x", "an integer"),
+        ("priority", ["a"], "an integer"),
+        ("priority", 1.5, "an integer"),
+        ("lora_request", "a", "a LoRARequest"),
+        ("lora_request", 5, "a LoRARequest"),
+        ("lora_request", ["a"], "a LoRARequest"),
+    ],
+)
+def test_an_argument_for_each_prompt_is_of_its_type(llm: LLM, argument: str, value: Any, rule: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{argument} must be {rule}, got "):
+        llm.generate(["A"], use_tqdm=False, **{argument: value})
+
+
+def test_an_engine_refuses_parameters_and_a_priority_of_another_type(engine: LLMEngine) -> None:
+    wrong: Any = {"max_tokens": 2}
+    with pytest.raises(InvalidRequest, match=r"^params must be SamplingParams or PoolingParams, got dict$"):
+        engine.add_request("r", "A", wrong)
+    wrong = "x"
+    with pytest.raises(InvalidRequest, match=r"^priority must be an integer, got str$"):
+        engine.add_request("r", "A", priority=wrong)
+    assert not engine.has_unfinished_requests()
 
 
 def test_beam_search_parameters_can_be_written_in_order_and_name_what_they_do_not_offer() -> None:

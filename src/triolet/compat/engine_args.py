@@ -290,7 +290,7 @@ class EngineArgs:
 
     def __getattr__(self, name: str) -> Any:
         # `config` is missing in an object that is being copied or unpickled: looking it up would recurse.
-        if name.startswith("_") or name == "config":
+        if name == "config" or (name.startswith("_") and name not in _SPELLED_OUT):
             raise AttributeError(name)
         if name in self._settled:
             return self._settled[name]

@@ -10,7 +10,7 @@ A loop around `LLMEngine.step`. An exception, Ctrl-C included, leaves no request
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -35,7 +35,8 @@ from triolet.core.output.pooling_outputs import (
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
-from triolet.errors import InvalidRequest, RequestFailed
+from triolet.engine.submission import check_type
+from triolet.errors import InvalidPrompt, InvalidRequest, RequestFailed
 
 Progress = bool | Callable[..., Any]
 """True to show a progress bar, or a function with the signature of `tqdm` that makes one."""
@@ -132,7 +133,7 @@ class LLM(OfflineOperations):
         if chat_template_content_format != "auto":  # vLLM's default asks for nothing else
             vllm_only["chat_template_content_format"] = chat_template_content_format
         refuse_given(vllm_only)
-        if isinstance(messages, str | Mapping):
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise InvalidRequest("messages must be a list of messages, or of such lists", field="messages")
         # One conversation is a list of mappings, several are a list of such lists.
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
@@ -173,8 +174,7 @@ class LLM(OfflineOperations):
         """
         refuse_given(vllm_only)
         listed = _as_list(prompts)
-        given = pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params] * len(listed)
-        _check_lengths(listed, "pooling_params", given)
+        given = _for_each("pooling_params", pooling_params, PoolingParams, "PoolingParams", len(listed))
         params = [params_of_task(one, pooling_task) for one in given]
         adapters = _adapters_for(lora_request, len(listed))
         outputs: list[Any] = self._run(listed, params, use_tqdm, [0] * len(listed), adapters)
@@ -285,6 +285,7 @@ class LLM(OfflineOperations):
     ) -> list[BeamSearchOutput]:
         """Find the likeliest answers to each prompt; see `triolet.beam_search`, and `generate` for the others."""
         refuse_given({"concurrency_limit": concurrency_limit, **vllm_only})
+        check_type("params", params, BeamSearchParams, "BeamSearchParams")
         bar = _bar(use_tqdm, len(listed := _as_list(prompts)), "Beam search")
         with bar:
             found = []
@@ -322,8 +323,7 @@ class LLM(OfflineOperations):
     ) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
-        listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
-        _check_lengths(range(num_prompts), "params", listed)
+        listed = _for_each("params", params, SamplingParams, "SamplingParams", num_prompts, is_needed=True)
         # Only the last output of a request is returned, so no others are made.
         return [attrs.evolve(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in listed]
 
@@ -389,18 +389,29 @@ class LLM(OfflineOperations):
 
 
 def _adapters_for(given: Adapters, num_prompts: int) -> list[LoRARequest | None]:
-    if given is None or isinstance(given, LoRARequest):
-        return [given] * num_prompts
-    listed = list(given)
-    _check_lengths(range(num_prompts), "lora_request", listed)
+    return _for_each("lora_request", given, LoRARequest, "a LoRARequest", num_prompts)
+
+
+def _priorities_for(given: int | Sequence[int] | None, prompts: Sequence[Any]) -> list[int]:
+    return [one or 0 for one in _for_each("priority", given, int, "an integer", len(prompts))]
+
+
+def _for_each(
+    name: str, given: Any, kind: type, rule: str, num_prompts: int, *, is_needed: bool = False
+) -> list[Any]:
+    """Return the argument for each prompt: the same for all, or those of a list, which is as long.
+
+    Raises:
+        InvalidRequest: another length, or a value of another type; None is one only where `is_needed`.
+    """
+    field = "sampling_params" if name == "params" else name
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    listed = list(given) if is_list else [given] * num_prompts
+    _check_lengths(range(num_prompts), name, listed)
+    for one in listed if is_list else [given]:
+        if one is not None or is_needed:
+            check_type(field, one, kind, rule)
     return listed
-
-
-def _priorities_for(given: int | Sequence[int] | None, prompts: Sequence[Any]) -> Sequence[int]:
-    if isinstance(given, int | None):
-        return [given or 0] * len(prompts)
-    _check_lengths(prompts, "priority", given)
-    return given
 
 
 def _num_answers(params: SamplingParams | PoolingParams) -> int:
@@ -416,6 +427,12 @@ def _check_lengths(prompts: Sequence[Any], name: str, values: Sequence[Any]) -> 
 
 
 def _as_list(prompts: Any) -> list[Any]:
+    if not hasattr(prompts, "__getitem__"):
+        raise InvalidPrompt(
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}",
+            field="prompts",
+            got=prompts,
+        )
     is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if is_one else list(prompts)
 

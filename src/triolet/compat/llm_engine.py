@@ -53,6 +53,7 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, Tokeni
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import steps_of
+from triolet.engine.submission import check_type
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
@@ -247,6 +248,7 @@ class LLMEngine(EngineOperations):
         refuse_given({**given, "tokenization_kwargs": tokenization_kwargs, "prompt_text": prompt_text})
         check_rank(data_parallel_rank)
         check_request_id(request_id)
+        check_type("priority", priority, int, "an integer")
         if isinstance(prompt, EngineCoreRequest):
             params, priority, cache_salt, lora_request, trace_headers = prompt.fill(
                 params=params,
@@ -341,6 +343,8 @@ class LLMEngine(EngineOperations):
     ) -> tuple[SamplingParams, PoolingParams | None]:
         if isinstance(params, PoolingParams):
             return self._builder.check_pooling(params)
+        if params is not None:
+            check_type("params", params, SamplingParams, "SamplingParams or PoolingParams")
         return self._builder.check(params), None
 
     def _prepare(
