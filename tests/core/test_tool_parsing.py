@@ -408,10 +408,12 @@ def test_a_template_whose_calls_are_no_json_has_no_known_format(mark: str) -> No
     ("effort", "thinks"),
     [
         ("none", False),
+        ("minimal", False),
         ("low", True),
         ("medium", True),
         ("high", True),
         ("xhigh", True),
+        ("max", True),
         (None, None),
         ("odd", None),
     ],

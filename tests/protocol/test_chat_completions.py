@@ -218,8 +218,8 @@ def test_tools_and_wishes_for_the_template_go_along() -> None:
 
 @pytest.mark.parametrize(
     ("effort", "values"),
-    [("none", {"thinking": False}), ("minimal", {}), (None, {})]
-    + [(effort, {"thinking": True}) for effort in ("low", "medium", "high", "xhigh")],
+    [("none", {"thinking": False}), ("minimal", {"thinking": False}), (None, {})]
+    + [(effort, {"thinking": True}) for effort in ("low", "medium", "high", "xhigh", "max")],
 )
 def test_an_effort_sets_the_switch_of_the_template(effort: str | None, values: dict[str, bool]) -> None:
     messages: list[Any] = [{"role": "user", "content": "x"}]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
+from openai.types.responses import ResponseIncludable, response_create_params
 
 from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
@@ -271,6 +271,44 @@ def test_a_wrong_value_is_refused_under_the_name_that_the_client_wrote() -> None
         error = refusal(family, **fields)
         assert error.param == param
         assert error.message.startswith(param)
+
+
+# ------------------------------------------------------------------------------------ fixed values
+
+EFFORTS_OF_OPENAI = "none minimal low medium high xhigh max"
+TIERS = "auto default flex scale priority fast"
+INCLUDES = get_args(ResponseIncludable)
+
+
+def body_of(path: str, value: object) -> dict[str, Any]:
+    outer, _, inner = path.partition(".")
+    return {outer: {inner: value}} if inner else {outer: [value] if outer == "include" else value}
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "values"),
+    [
+        (CHAT, "reasoning_effort", EFFORTS_OF_OPENAI),
+        (CHAT, "verbosity", "low medium high"),
+        (CHAT, "service_tier", TIERS),
+        (CHAT, "prompt_cache_retention", "in_memory in-memory 24h"),
+        (RESPONSES, "reasoning.effort", EFFORTS_OF_OPENAI),
+        (RESPONSES, "reasoning.summary", "auto concise detailed"),
+        (RESPONSES, "text.verbosity", "low medium high"),
+        (RESPONSES, "service_tier", TIERS),
+        (RESPONSES, "prompt_cache_retention", "in_memory in-memory 24h"),
+        (RESPONSES, "include", " ".join(INCLUDES)),
+    ],
+)
+def test_a_field_with_fixed_values_takes_these_and_refuses_others_by_name(
+    family: ApiFamily, path: str, values: str
+) -> None:
+    for value in values.split():
+        assert isinstance(params_of(family, **body_of(path, value)), SamplingParams)
+    for wrong in ("bogus", ""):
+        error = refusal(family, **body_of(path, wrong))
+        assert (error.param, error.code, error.status) == (path, "invalid_value", 400)
+        assert set(values.split()) <= set(error.message.partition("one of ")[2].partition(";")[0].split(", "))
 
 
 # ----------------------------------------------------------------------------------- pooled routes

@@ -88,7 +88,7 @@ class ChatRequest(OffersTools, GenerationRequest):
     # `none`, `auto`, `required`, or the function that must be called.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
-    # `none` switches reasoning off where the chat template can; other values have no effect.
+    # `none` or `minimal` switches reasoning off where the chat template can, and a higher effort on.
     reasoning_effort: str | None = None
     # Further values for the chat template.
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)

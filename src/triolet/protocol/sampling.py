@@ -21,6 +21,7 @@ from triolet.core.request.params import MIN_TEMPERATURE, SAMPLING_PARAMETERS, Sa
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.errors import InvalidRequest
+from triolet.protocol.choices import check_choices
 from triolet.protocol.errors import WireError, unsupported, wrong
 from triolet.protocol.json import CONVERTER, Wrong, structure, structure_field
 
@@ -309,6 +310,7 @@ def structure_request(payload: Mapping[str, Any], kind: type[T], family: ApiFami
     declared = frozenset(field.name for field in fields) - {"sampling"}
     refuse_sampling(payload, family, declared)
     refuse_known_fields(payload, family, declared | set(WIRE_NAMES[family].values()))
+    check_choices(payload, family)
     sampling = read_sampling(payload, family)
     request = structure({name: value for name, value in payload.items() if name in declared}, kind)
     return attrs.evolve(request, sampling=sampling)  # type: ignore[misc]

@@ -5,7 +5,8 @@ The tool-call format and the reasoning markers are detected from the model's cha
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 from triolet.core.tools.events import AnswerEvent, TextPiece, ToolCallArguments, ToolCallBegin, ToolCallEnd
@@ -178,9 +179,16 @@ def thinking_switch_among(variables: Container[str]) -> str | None:
     return next((name for name in THINKING_SWITCHES if name in variables), None)
 
 
+# Chat templates can switch reasoning on or off, and `minimal` is nearest to off.
+EFFORTS: Final[Mapping[str, bool]] = MappingProxyType(
+    {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True, "max": True}
+)
+"""Efforts of OpenAI's API, and whether they ask for reasoning."""
+
+
 def thinks_at(effort: str | None) -> bool | None:
     """Return whether an effort of OpenAI's API asks for reasoning; None if it does not say."""
-    return {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}.get(effort or "")
+    return EFFORTS.get(effort or "")
 
 
 def thinking_switch_of(tokenizer: object) -> str | None:

@@ -20,8 +20,9 @@ from triolet.core.request.prompt import Prompt
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan
-from triolet.core.tools.answer import thinks_at
+from triolet.core.tools.answer import EFFORTS, thinks_at
 from triolet.errors import InvalidRequest
+from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
 from triolet.protocol.json import CONVERTER, JsonLimits, Wrong, parse_object, structure
 from triolet.protocol.labels import check_labels
@@ -64,7 +65,7 @@ class TextConfig:
 
 @attrs.frozen(kw_only=True)
 class ReasoningConfig:
-    """Settings of the model's reasoning; an effort switches it on, and `none` off, where the chat template can."""
+    """Settings of the model's reasoning; an effort switches it on, and `none` or `minimal` off, where templates can."""
 
     effort: str | None = None
     summary: str | None = None
@@ -145,6 +146,12 @@ class CreateResponse(OffersTools):
             raise wrong("truncation", "disabled or auto", self.truncation)
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
+        for entry in self.include:
+            check_choice("include", entry, INCLUDABLE)
+        check_choice("text.verbosity", self.text.verbosity, VERBOSITIES)
+        if self.reasoning is not None:
+            check_choice("reasoning.effort", self.reasoning.effort, tuple(EFFORTS))
+            check_choice("reasoning.summary", self.reasoning.summary, SUMMARIES)
         check_labels(self)
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
