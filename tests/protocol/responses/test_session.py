@@ -379,6 +379,23 @@ def test_tools_are_shown_to_the_model_and_their_calls_can_be_answered() -> None:
     assert [message["role"] for message in talk.started[1].messages] == ["user", "assistant", "tool"]
 
 
+@pytest.mark.parametrize("continues", [False, True])
+def test_the_output_of_a_call_that_the_chat_does_not_have_is_refused(continues: bool) -> None:
+    talk = Talk(context(tool_parser="hermes"))
+    talk.create(tools=[ADD])
+    first = talk.finish(talk.started[0], '<tool_call>{"name": "add", "arguments": {}}</tool_call>')[-1]
+    [call] = first["response"]["output"]
+    other = {"type": "function_call", "call_id": "other", "name": "add", "arguments": "{}"}
+    # A call is known from the history that is continued, or from the input itself, and by its own id only.
+    call_id = call["id"] if continues else call["call_id"]
+    result = {"type": "function_call_output", "call_id": call_id, "output": "2"}
+    before = {"previous_response_id": first["response"]["id"]} if continues else {}
+    talk.create(input=[other, result], tools=[ADD], **before)
+    error = talk.said[-1]["error"]
+    assert error["message"] == f"No tool call found for function call output with call_id {call_id}."
+    assert (error["code"], error["param"], len(talk.started)) == ("invalid_value", "input", 1)
+
+
 def test_a_chat_that_is_sent_again_has_the_calls_of_one_answer_in_one_message() -> None:
     talk = Talk(context(tool_parser="hermes"))
     calls = [

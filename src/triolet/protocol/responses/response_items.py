@@ -7,7 +7,7 @@ The history of a response keeps its deltas: enough to make the same events again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,7 @@ from triolet.core.tools import (
     ToolCallEnd,
     ToolPlan,
 )
+from triolet.protocol.errors import WireError
 from triolet.protocol.json import CONVERTER, Wrong
 from triolet.protocol.responses.output_items import (
     CallOutput,
@@ -183,6 +184,26 @@ class Input:
         return bool(self.items) and all(
             isinstance(item, MessageItem) and item.role == "user" for item in self.items
         )
+
+
+def check_calls_of_outputs(before: Sequence[Message], new: Sequence[Message]) -> None:
+    """Refuse the output of a tool call that a chat does not have.
+
+    Args:
+        before: the chat that is continued.
+        new: the messages of the input.
+    Raises:
+        WireError: names the id of the call.
+    """
+    calls = {call["id"] for message in (*before, *new) for call in message.get("tool_calls") or ()}
+    for message in new:
+        if message["role"] == "tool" and message["tool_call_id"] not in calls:
+            call_id = message["tool_call_id"][:80]
+            raise WireError(
+                f"No tool call found for function call output with call_id {call_id}.",
+                code="invalid_value",
+                param="input",
+            )
 
 
 CONVERTER.register_structure_hook(ContentPart, ContentPart.of)

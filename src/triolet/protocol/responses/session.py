@@ -47,7 +47,7 @@ from triolet.protocol.responses.requests import (
     SteerResponse,
 )
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
-from triolet.protocol.responses.response_items import Message, NewId
+from triolet.protocol.responses.response_items import Message, NewId, check_calls_of_outputs
 from triolet.protocol.responses.store import ResponseStore, StoreBudget, previous_messages, prompt_of
 
 
@@ -283,7 +283,11 @@ class ResponsesContext:
             planned: from `planned`.
             before: the chat that it continues, see `previous_messages`.
             now: seconds since the epoch.
+        Raises:
+            WireError: the output of a tool call that the chat does not have.
         """
+        new = request.input.messages()
+        check_calls_of_outputs(before, new)
         return ResponseBuilder(
             response_id=self.new_id("resp"),
             request=request,
@@ -293,7 +297,7 @@ class ResponsesContext:
             created_at=now,
             new_id=self.new_id,
             plan=planned.tools,
-            chat=(*before, *request.input.messages()),
+            chat=(*before, *new),
             survives_restart=self.saves_snapshot and request.resumable,
         )
 
