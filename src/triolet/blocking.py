@@ -27,6 +27,7 @@ from triolet.bridge.remote_engine import RemoteEngine, RequestFields, engine_tim
 from triolet.bridge.remote_stream import RemoteStream
 from triolet.config.engine import EngineConfig
 from triolet.config.engine_fields import EngineFields
+from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
@@ -36,6 +37,7 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.prompt_adapter import PromptAdapterRequest
+from triolet.engine.beam_search import beam_search
 from triolet.engine.open_engine import open_engine as open_native_engine
 from triolet.engine.token_stream import TokenStream as NativeTokenStream
 from triolet.errors import StreamMisused, WrongEventLoop
@@ -147,6 +149,11 @@ class BlockingEngine(RemoteEngine):
         """Return the scores of pairs of texts, in their order; see `triolet.Engine.score`."""
         method = partial(self._native.score, data_1)
         run = self._calling(method, data_2, pooling_params, arguments, _remaining_s)
+        return _outcome(self._thread.submit(run))
+
+    def beam_search(self, prompt: Prompt, params: BeamSearchParams, **arguments: Any) -> BeamSearchOutput:
+        """Find the likeliest answers to a prompt; see `triolet.beam_search`."""
+        run = self._calling(partial(beam_search, self._native), prompt, params, arguments, _remaining_s)
         return _outcome(self._thread.submit(run))
 
     def add_lora(self, lora_request: LoRARequest) -> bool:

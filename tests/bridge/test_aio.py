@@ -27,6 +27,7 @@ from triolet.errors import (
     EngineClosed,
     EngineDead,
     InvalidRequest,
+    RequestFailed,
     RequestIdInUse,
     StreamMisused,
     WrongEventLoop,
@@ -446,6 +447,26 @@ async def test_beam_search_is_refused_before_anything_is_asked() -> None:
         with pytest.raises(WrongEventLoop, match="beam_search needs Trio's event loop"):
             await triolet.beam_search(native, [1], triolet.BeamSearchParams(beam_width=2, max_tokens=3))
         assert engine.statistics().num_requests_ended == {}
+
+
+@in_asyncio
+async def test_the_answers_of_a_beam_search_are_those_of_the_native_engine() -> None:
+    asked = triolet.BeamSearchParams(beam_width=2, max_tokens=3)
+
+    async def native() -> triolet.BeamSearchOutput:
+        async with triolet.open_engine(runner="inline", num_kv_blocks=64) as engine:
+            found = await engine.beam_search("Once upon a time", asked)
+            assert found == await triolet.beam_search(engine, "Once upon a time", asked)
+            return found
+
+    async with aio.open_engine(runner="inline", num_kv_blocks=64) as engine:
+        deadline = asyncio.get_running_loop().time() + 60
+        found = await engine.beam_search("Once upon a time", asked, deadline=deadline)
+        with pytest.raises(RequestFailed):
+            await engine.beam_search("Once upon a time", asked, deadline=deadline - 60)
+    wanted = await asyncio.to_thread(trio.run, native)
+    assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in wanted.sequences]
+    assert len(found.sequences) == 2
 
 
 @in_asyncio

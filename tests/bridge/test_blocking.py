@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import trio
 
+import triolet
 from tests.actors.harness import answer_of
 from tests.bridge.harness import FastExecutor, engine_thread, no_thread_is_left
 from triolet import SamplingParams, blocking
@@ -225,6 +227,16 @@ def test_embeddings_come_in_the_order_of_their_prompts() -> None:
     assert first.outputs.embedding != second.outputs.embedding
     for output, other in zip((second, first), again, strict=True):
         assert output.outputs.embedding == pytest.approx(other.outputs.data.tolist(), abs=1e-6)
+
+
+def test_a_beam_search_is_a_method_and_the_function_refuses_the_engine_at_once() -> None:
+    asked = triolet.BeamSearchParams(beam_width=2, max_tokens=3)
+    with blocking.open_engine(runner="inline", num_kv_blocks=64) as engine:
+        found = engine.beam_search("Once upon a time", asked, deadline=time.monotonic() + 60)
+        assert [len(beam.output_token_ids) for beam in found.sequences] == [3, 3]
+        native: Any = engine
+        with pytest.raises(WrongEventLoop, match=r"have a method beam_search$"):
+            _ = triolet.beam_search(native, "Once upon a time", asked)
 
 
 def test_an_engine_that_cannot_be_opened_tells_why() -> None:

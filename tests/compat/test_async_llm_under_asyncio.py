@@ -56,7 +56,7 @@ def test_without_a_scope_the_engine_starts_at_once_and_shutdown_ends_it() -> Non
         finally:
             engine.shutdown()
         assert engine.errored
-        with pytest.raises(EngineClosed):
+        with pytest.raises(EngineClosed, match="has been shut down; make another one"):
             engine.generate([1], LONG)
 
     asyncio.run(main())

@@ -21,7 +21,14 @@ from tests.actors.harness import (
     assert_all_blocks_back,
     fake_engine,
 )
-from triolet import LoRARequest, PromptAdapterRequest, SamplingParams, TokenStream, open_engine
+from triolet import (
+    BeamSearchParams,
+    LoRARequest,
+    PromptAdapterRequest,
+    SamplingParams,
+    TokenStream,
+    open_engine,
+)
 from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.engine.engine import Engine
@@ -187,6 +194,8 @@ async def test_a_reader_whose_stream_is_left_by_another_task_is_told(autojump_cl
         ("deadline", {"deadline": True}),
         ("queue_timeout", {"queue_timeout": math.nan}),
         ("queue_timeout", {"queue_timeout": [1]}),
+        ("queue_timeout", {"queue_timeout": -1}),
+        ("queue_timeout", {"queue_timeout": -math.inf}),
         ("lora", {"lora": "adapter"}),
     ],
 )
@@ -385,6 +394,7 @@ USES: dict[str, Callable[[Engine], object]] = {
     "add_prompt_adapter": lambda engine: engine.add_prompt_adapter(SOFT),
     "add_stat_logger": lambda engine: engine.add_stat_logger(Mock()),
     "apply_model": lambda engine: engine.apply_model("report"),
+    "beam_search": lambda engine: engine.beam_search([1, 2, 3], BeamSearchParams(2, 2)),
     "check_health": lambda engine: engine.check_health(),
     "collective_rpc": lambda engine: engine.collective_rpc("report"),
     "complete": lambda engine: engine.complete([1, 2, 3], SHORT),

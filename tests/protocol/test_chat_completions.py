@@ -81,6 +81,7 @@ def test_labels_of_a_request_change_nothing() -> None:
         ({"messages": "hi"}, "messages", "invalid_value"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "invalid_value"),
         ({"temperature": "0.5"}, "temperature", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"temperature": True}, "temperature", "invalid_value"),

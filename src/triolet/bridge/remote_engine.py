@@ -20,7 +20,6 @@ from triolet.core.output.output_processor import LiveRequest
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
-from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import RequestStatus
@@ -239,17 +238,17 @@ class RemoteEngine:
         self,
         method: Callable[..., Awaitable[T]],
         prompts: Any,
-        pooling_params: PoolingParams | None,
+        params: Any,
         arguments: dict[str, Any],
         remaining_s: Callable[[float | None], float | None],
     ) -> Callable[[], Awaitable[T]]:
-        """Return a function that calls a native method of pooled requests, for `EngineThread.submit`.
+        """Return a function that calls a native method with a deadline, for `EngineThread.submit`.
 
         Args:
             remaining_s: returns the seconds that are left until a deadline of the caller's clock.
         """
         left_s = remaining_s(arguments.pop("deadline", None))
-        return lambda: method(prompts, pooling_params, deadline=engine_time(left_s), **arguments)
+        return lambda: method(prompts, params, deadline=engine_time(left_s), **arguments)
 
     def _resumed(self, snapshot: Snapshot) -> dict[str, Callable[[], TokenStream]]:
         """Return functions that return the native streams of a snapshot, by request id."""

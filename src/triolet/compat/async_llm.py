@@ -244,7 +244,9 @@ class AsyncLLM(AsyncOperations):
         """
         if self._engine is None and not self._was_left and _runs_in_asyncio():
             self._start_thread()  # it was made before the event loop ran
-        if self._engine is None or self._was_left:
+        if self._was_left:
+            raise EngineClosed("the engine has been shut down; make another one")
+        if self._engine is None:
             raise EngineClosed("the engine runs inside of `async with`, and nowhere else")
         return self._engine
 

@@ -7,7 +7,8 @@ Source: vLLM's `LLM.beam_search`; scores and results are the same.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -19,13 +20,15 @@ from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.param_validation import refuse
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import Prompt
-from triolet.engine.engine import Engine
 from triolet.errors import RequestFailed, WrongEventLoop
 
+if TYPE_CHECKING:  # an engine has this as a method
+    from triolet.engine.engine import Engine
 
-async def beam_search(
+
+def beam_search(
     engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
-) -> BeamSearchOutput:
+) -> Coroutine[Any, Any, BeamSearchOutput]:
     """Find the likeliest answers to a prompt by beam search.
 
     Args:
@@ -39,12 +42,19 @@ async def beam_search(
         InvalidRequest: a wrong argument; the engine's `max_logprobs` limits the width.
         RequestFailed: a beam could not be computed, or not before its deadline.
         Overloaded: the engine has no places for `beam_width` requests.
-        WrongEventLoop: the caller does not run on Trio.
+        WrongEventLoop: the caller does not run on Trio; raised by the call, which need not be awaited for it.
     """
     if not trio.lowlevel.in_trio_run():
         raise WrongEventLoop(
-            "triolet.beam_search needs Trio's event loop and an engine of triolet.open_engine"
+            "triolet.beam_search needs Trio's event loop and an engine of triolet.open_engine; "
+            "those of triolet.aio and triolet.blocking have a method beam_search"
         )
+    return _search(engine, prompt, params, **arguments)
+
+
+async def _search(
+    engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
+) -> BeamSearchOutput:
     # Twice the width, as in vLLM: choices that end an answer leave the beam.
     num_choices = min(2 * params.beam_width, engine.model_info.vocab_size)
     most = engine.config.max_logprobs

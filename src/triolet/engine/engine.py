@@ -6,7 +6,6 @@ Its methods are synchronous where they can be, and act on the state that the act
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast, overload
@@ -23,6 +22,7 @@ from triolet.actors.prompt_adapters import PromptAdapterRegistry
 from triolet.actors.supervisor import restart_after
 from triolet.actors.watchdog import check_health
 from triolet.config.engine import EngineConfig
+from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams
 from triolet.core.engine_core import EngineCore
 from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
@@ -46,15 +46,24 @@ from triolet.core.request.request import FinishReason, RequestStatus
 from triolet.core.request.request_builder import RequestBuilder
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools.answer import reasoning_parser_named, tool_parser_named
+from triolet.engine.beam_search import beam_search
 from triolet.engine.live_requests import live_requests
 from triolet.engine.pooling import PoolingStream, encode_all, is_one_prompt
 from triolet.engine.prompt_adapters import PromptAdapterMethods
 from triolet.engine.snapshot import check_snapshot, resumed, take_snapshot
-from triolet.engine.submission import RequestPreparation, Submission, TrioRunGuard, check_type, seconds
+from triolet.engine.submission import (
+    RequestPreparation,
+    Submission,
+    TrioRunGuard,
+    check_truncation,
+    check_type,
+    duration,
+    engine_deadline,
+)
 from triolet.engine.token_stream import SCOPE_ENDED, Availability, RequestTable, TokenStream, death_by
 from triolet.engine.weights import WeightMethods
 from triolet.engine.worker_calls import WorkerCallMethods
-from triolet.errors import EngineDead, InvalidRequest, shown
+from triolet.errors import EngineDead
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.loop_monitor import LoopMonitor
@@ -330,20 +339,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             check_type("lora", lora, LoRARequest, "a LoRARequest")
         if pooling_params is not None:
             check_type("pooling_params", pooling_params, PoolingParams, "PoolingParams")
-        if truncate_prompt_tokens is not None:
-            check_type("truncate_prompt_tokens", truncate_prompt_tokens, int, "an integer")
-            if truncate_prompt_tokens < 1 and truncate_prompt_tokens != -1:
-                raise InvalidRequest(
-                    f"truncate_prompt_tokens must be -1 or at least 1; got {truncate_prompt_tokens}",
-                    field="truncate_prompt_tokens",
-                    got=truncate_prompt_tokens,
-                )
-        if truncation_side not in (None, "left", "right"):
-            raise InvalidRequest(
-                f"truncation_side must be left or right; got {shown(truncation_side)}",
-                field="truncation_side",
-                got=truncation_side,
-            )
+        check_truncation(truncate_prompt_tokens, truncation_side)
         submission = self._submission(
             prompt,
             POOLED,
@@ -435,6 +431,13 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         scoring = self.plan_scoring(data_1, data_2, pooling_params, instruction=instruction)
         return scoring.scores(await self.encode_all(scoring.prompts, scoring.params, **arguments))
 
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, **arguments: Any
+    ) -> BeamSearchOutput:
+        """Find the likeliest answers to a prompt; see `triolet.beam_search`."""
+        self._run.check()
+        return await beam_search(self, prompt, params, **arguments)
+
     def plan_scoring(
         self,
         data_1: str | Sequence[str],
@@ -470,8 +473,8 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             if text is not None:
                 check_type(field, text, str, "a string")
         check_type("priority", priority, int, "an integer")
-        deadline_s = self._deadline(deadline)
-        queue_timeout_s = seconds("queue_timeout", queue_timeout)
+        deadline_s = engine_deadline(deadline, self._opened_s)
+        queue_timeout_s = duration("queue_timeout", queue_timeout)
         return Submission(
             prompt=parse_prompt(prompt),
             params=params,
@@ -486,17 +489,6 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             else accepted_trace_headers(trace_headers, self._tracing),
             owner=owner,
         )
-
-    def _deadline(self, value: object) -> float:
-        deadline_s = seconds("deadline", value)
-        if -math.inf < deadline_s < self._opened_s:  # most likely meant as seconds from now
-            raise InvalidRequest(
-                f"deadline must be absolute, such as trio.current_time() + {shown(value)}; got a time before the "
-                f"engine was opened: {shown(value)}",
-                field="deadline",
-                got=value,
-            )
-        return deadline_s
 
     def _stream(self, submission: Submission) -> TokenStream:
         return TokenStream(submission, self._requests, self._core, self._progress, self._run)
@@ -560,7 +552,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
             The requests that had not finished, for another engine to `resume`.
         """
         self._run.check()
-        deadline_s = self._deadline(deadline)
+        deadline_s = engine_deadline(deadline, self._opened_s)
         self._availability.close("the engine is draining and takes nothing new", still_serving=True)
         self._requests.end_admissions()
         self._release_all()

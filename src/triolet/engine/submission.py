@@ -141,6 +141,61 @@ def check_type(field: str, value: object, kind: type, rule: str) -> None:
         raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
 
 
+def check_truncation(most_tokens: object, side: object) -> None:
+    """Check how a long prompt of a pooled request is to be cut.
+
+    Args:
+        most_tokens: `truncate_prompt_tokens` of the caller.
+        side: `truncation_side` of the caller.
+    Raises:
+        InvalidRequest: naming the field, the rule and what came.
+    """
+    if most_tokens is not None:
+        field = "truncate_prompt_tokens"
+        check_type(field, most_tokens, int, "an integer")
+        if most_tokens != -1 and most_tokens < 1:  # type: ignore[operator]
+            raise InvalidRequest(
+                f"{field} must be -1 or at least 1; got {most_tokens}", field=field, got=most_tokens
+            )
+    if side not in (None, "left", "right"):
+        field = "truncation_side"
+        raise InvalidRequest(f"{field} must be left or right; got {shown(side)}", field=field, got=side)
+
+
+def duration(field: str, value: object) -> float:
+    """Return a length of time in seconds; infinity for None.
+
+    Raises:
+        InvalidRequest: the value is no number, NaN or below 0.
+    """
+    duration_s = seconds(field, value)
+    if duration_s < 0:
+        raise InvalidRequest(
+            f"{field} must be at least 0 seconds, got {shown(value)}", field=field, got=value
+        )
+    return duration_s
+
+
+def engine_deadline(value: object, opened_s: float) -> float:
+    """Return a deadline on the engine's clock; infinity for None.
+
+    Args:
+        value: of the caller.
+        opened_s: time at which the engine was opened.
+    Raises:
+        InvalidRequest: the value is no number, or lies before that time.
+    """
+    deadline_s = seconds("deadline", value)
+    if -math.inf < deadline_s < opened_s:  # most likely meant as seconds from now
+        raise InvalidRequest(
+            f"deadline must be absolute, such as trio.current_time() + {shown(value)}; got a time before the "
+            f"engine was opened: {shown(value)}",
+            field="deadline",
+            got=value,
+        )
+    return deadline_s
+
+
 def seconds(field: str, value: object) -> float:
     """Return a time in seconds; infinity for None.
 

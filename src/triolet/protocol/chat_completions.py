@@ -54,7 +54,9 @@ class ChatMessages:
             if message.get("role") not in ROLES:
                 raise wrong(f"messages[{place}].role", "one of " + ", ".join(ROLES), message.get("role"))
             if all(message.get(name) in (None, []) for name in ("content", "tool_calls", "refusal")):
-                raise missing(f"messages[{place}].content")
+                if message.get("content") is None:
+                    raise missing(f"messages[{place}].content")
+                raise wrong(f"messages[{place}].content", "a text or a list of at least one part", [])
         return cls(tuple(map(_known_to_templates, value)))
 
 

@@ -25,10 +25,12 @@ from triolet.config.server import GatewayConfig
 from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
 from triolet.engine import weights
 from triolet.errors import ConfigError, ModelFileError
 from triolet.server.routes.page import FILES
+from triolet.server.routes.tokenize import TokenizeRequest
 
 RESPONSES = "/v1/responses"
 ASK: dict[str, Any] = {"model": MODEL, "input": "HELLO", "max_output_tokens": 4, "seed": 1}
@@ -93,6 +95,24 @@ async def test_tokens_of_a_prompt_and_back() -> None:
         assert (await scene.post("/detokenize", {"tokens": [7, 4]})).json == {"prompt": "HE"}
 
 
+@pytest.mark.parametrize("name", ["compact", "input_tokens"])
+async def test_an_operation_of_openai_that_is_not_offered_is_no_id_of_a_response(name: str) -> None:
+    async with serving() as scene:
+        answer = await scene.post(f"{RESPONSES}/{name}", {"model": MODEL, "input": "A"})
+        assert answer.error[:2] == (404, "not_found")
+        assert answer.json["error"]["message"] == f"/v1/responses/{name} is not offered by this server."
+        assert (await scene.get(f"{RESPONSES}/{name}")).error[:2] == (404, "response_not_found")
+
+
+async def test_tools_are_tokenized_as_chat_completions_shows_them_to_the_template() -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    for tool in ({"type": "function", "function": function}, {"type": "function", **function}):
+        request = TokenizeRequest.of({"messages": HELLO["messages"], "tools": [tool]})
+        content = request.content()
+        assert isinstance(content, ChatPrompt) and content.tools is not None
+        assert [one["function"]["name"] for one in content.tools] == ["f"]
+
+
 @pytest.mark.parametrize(
     ("path", "payload", "error"),
     [
@@ -106,6 +126,11 @@ async def test_tokens_of_a_prompt_and_back() -> None:
             "/tokenize",
             {"prompt": "A", "add_special_tokens": False},
             (400, "unsupported_parameter", "add_special_tokens"),
+        ),
+        (
+            "/tokenize",
+            {"messages": HELLO["messages"], "tools": [{"zz": [1]}]},
+            (400, "invalid_value", "tools[0].name"),
         ),
         ("/tokenize", {"prompt": "A", "model": "x"}, (404, "model_not_found", "model")),
         ("/detokenize", {"tokens": [50]}, (400, "invalid_value", "tokens")),

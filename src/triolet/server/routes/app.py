@@ -57,6 +57,7 @@ from triolet.server.routes.responses import (
     delete_response,
     get_response,
     list_input_items,
+    no_such_operation,
     no_websocket,
     responses,
 )
@@ -140,6 +141,8 @@ def create_app(
             Route("/v1/operator/models/stop", stop_model, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/responses", no_websocket, methods=["GET"]),
+            Route("/v1/responses/compact", no_such_operation, methods=["POST"]),
+            Route("/v1/responses/input_tokens", no_such_operation, methods=["POST"]),
             Route("/v1/responses/{id}", get_response, methods=["GET"]),
             Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),

@@ -121,6 +121,12 @@ async def no_websocket(request: Request) -> Response:
     return response
 
 
+async def no_such_operation(request: Request) -> Response:
+    """Answer a request for an operation of OpenAI's API, whose name would else be read as the id of a response."""
+    path = request.url.path
+    return error_response(WireError(f"{path} is not offered by this server.", code="not_found", status=404))
+
+
 @attrs.frozen(eq=False)
 class _Run:
     """Generation of one response."""

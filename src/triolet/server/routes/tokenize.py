@@ -14,7 +14,8 @@ from starlette.responses import Response
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
-from triolet.errors import InvalidPrompt
+from triolet.core.tools.choice import FunctionTool, parse_tools
+from triolet.errors import InvalidRequest
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
 from triolet.protocol.json import encode_long, structure
@@ -56,23 +57,25 @@ class TokenizeRequest:
         """Return the text or chat to tokenize.
 
         Raises:
-            WireError: neither a text nor a chat, or both, or an invalid chat.
+            WireError: neither a text nor a chat, or both, or an invalid chat or tool.
         """
         if self.prompt is not None and self.messages is None:
             return self.prompt
         if self.prompt is not None or self.messages is None:
             raise missing("prompt or messages")
-        chat = {
-            "messages": list(self.messages.messages),
-            "tools": list(self.tools) or None,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-            "add_special_tokens": bool(self.add_special_tokens),
-        }
         try:
+            # The template sees what it sees in Chat Completions.
+            tools = tuple(map(FunctionTool.for_template, parse_tools(self.tools)))
+            chat = {
+                "messages": list(self.messages.messages),
+                "tools": tools or None,
+                "chat_template_kwargs": self.chat_template_kwargs,
+                "add_generation_prompt": self.add_generation_prompt,
+                "continue_final_message": self.continue_final_message,
+                "add_special_tokens": bool(self.add_special_tokens),
+            }
             return ChatPrompt.parse(chat)
-        except InvalidPrompt as error:
+        except InvalidRequest as error:
             raise of_exception(error) from None
 
 
