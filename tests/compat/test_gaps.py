@@ -33,7 +33,7 @@ from triolet.compat import (
 from triolet.compat.engine_args import DEFAULTS, DROPPED
 from triolet.compat.views import Tokenizer
 from triolet.config.engine import EngineConfig
-from triolet.errors import AdapterError, EngineClosed, InvalidRequest, UnsupportedFeature
+from triolet.errors import AdapterError, EngineClosed, InvalidRequest, StreamMisused, UnsupportedFeature
 from triolet.nano import PATH
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
@@ -71,6 +71,17 @@ def test_arguments_come_in_the_order_of_vllm() -> None:
     order(StreamingRequest, "request_id prompt sampling_params arrival_time lora_request")
 
 
+def test_what_programs_ask_vllms_parameters_can_be_asked() -> None:
+    params = SamplingParams(stop_token_ids=[3, 4], logprobs=2)
+    assert (params.all_stop_token_ids, params.num_logprobs) == ({3, 4}, 2)
+    assert params.clone() == params
+    assert SamplingParams(logprobs=0).num_logprobs == 0
+    assert SamplingParams(logprob_token_ids=[5, 6, 7]).num_logprobs == 3
+    assert (SamplingParams().num_logprobs, SamplingParams().all_stop_token_ids) == (None, set())
+    with pytest.raises(UnsupportedFeature, match=r"^verify is not offered: "):
+        params.verify("model_config", None, None, None)
+
+
 async def test_positional_calls_without_a_value_pass_and_adapters_need_an_engine_with_them(
     autojump_clock: MockClock,
 ) -> None:
@@ -81,6 +92,14 @@ async def test_positional_calls_without_a_value_pass_and_adapters_need_an_engine
             await anext(llm.generate("ABC", PARAMS, "s", LoRARequest("a", 1, "/a")))
         with pytest.raises(AdapterError, match="this model takes no prompt adapters"):
             await anext(llm.generate("ABC", PARAMS, "s", prompt_adapter_request=adapter()))
+        generation = await llm.add_request("v", "ABC", PARAMS)
+        with pytest.raises(UnsupportedFeature, match=r"^get_nowait is not offered"):
+            generation.get_nowait()
+        while not (output := await generation.get()).finished:
+            pass
+        assert len(output.outputs[0].token_ids) == 3
+        with pytest.raises(StreamMisused, match="its last output has been read"):
+            await generation.get()
         generation = await llm.add_request("t", "ABC", PARAMS, None, None, None, None, 0)
         assert [output async for output in generation][-1].finished
         with pytest.raises(UnsupportedFeature, match=r"^arrival_time is not offered"):

@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import trio
 
 from triolet.aio import AsyncioTokenStream
 from triolet.compat.async_facts import checkpoint
 from triolet.compat.operations.request_log import RequestLines
+from triolet.compat.refusals import refuse
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import TrioletError
+from triolet.errors import StreamMisused, TrioletError
 
 
 class Generation:
@@ -101,6 +102,24 @@ class Generation:
         if self._lines is not None and output.finished:
             self._lines.finished(output.finish_reason)
         return output
+
+    async def get(self) -> RequestOutput:
+        """Return the next output, as vLLM's collector of `add_request` does.
+
+        Raises:
+            StreamMisused: the last output has been read; vLLM's would wait for ever.
+        """
+        async for output in self:
+            return output
+        raise StreamMisused("the request has ended, and its last output has been read")
+
+    def get_nowait(self) -> NoReturn:
+        """Refuse the call: an output is computed while it is waited for.
+
+        Raises:
+            UnsupportedFeature: always.
+        """
+        refuse("get_nowait", "get() waits for the next output, and trio.move_on_after(0) bounds the wait")
 
     async def aclose(self) -> None:
         """End the request, as with any async generator."""

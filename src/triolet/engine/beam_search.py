@@ -8,26 +8,56 @@ Source: vLLM's `LLM.beam_search`; scores and results are the same.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from triolet.actors.supervisor import root_cause
+from triolet.config.engine import EngineConfig
 from triolet.core.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from triolet.core.output.logprobs import Position
 from triolet.core.output.outputs import RequestOutput
+from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.param_validation import refuse
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import Prompt
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.errors import RequestFailed, WrongEventLoop
 
-if TYPE_CHECKING:  # an engine has this as a method
-    from triolet.engine.engine import Engine
+
+class Completes(Protocol):
+    """Parts of an `Engine` that a beam search uses; the engine has it as a method, and so cannot be imported here."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """Configuration of the engine."""
+        ...
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """Facts about the model."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, tokens."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerInterface | None:
+        """Tokenizer of the model."""
+        ...
+
+    async def complete(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **arguments: Any
+    ) -> RequestOutput:
+        """Return the whole answer to a prompt."""
+        ...
 
 
 def beam_search(
-    engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
+    engine: Completes, prompt: Prompt, params: BeamSearchParams, **arguments: Any
 ) -> Coroutine[Any, Any, BeamSearchOutput]:
     """Find the likeliest answers to a prompt by beam search.
 
@@ -53,7 +83,7 @@ def beam_search(
 
 
 async def _search(
-    engine: Engine, prompt: Prompt, params: BeamSearchParams, **arguments: Any
+    engine: Completes, prompt: Prompt, params: BeamSearchParams, **arguments: Any
 ) -> BeamSearchOutput:
     # Twice the width, as in vLLM: choices that end an answer leave the beam.
     num_choices = min(2 * params.beam_width, engine.model_info.vocab_size)
@@ -83,7 +113,7 @@ async def _search(
 
 
 async def _complete_all(
-    engine: Engine, prompts: list[tuple[int, ...]], params: SamplingParams, arguments: dict[str, Any]
+    engine: Completes, prompts: list[tuple[int, ...]], params: SamplingParams, arguments: dict[str, Any]
 ) -> list[RequestOutput]:
     """Complete the prompts at the same time; if one fails, cancel the others and raise its error without a group."""
     outputs: dict[int, RequestOutput] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import attrs
 
@@ -22,7 +22,7 @@ from triolet.core.request.param_validation import sampling_parameter as describe
 from triolet.core.request.repetition_detection import RepetitionDetectionParams
 from triolet.core.request.repetition_detection import repetition_detection as _repetition_detection
 from triolet.core.request.structured_outputs import StructuredOutputsParams, structured_outputs
-from triolet.errors import InvalidParams, shown
+from triolet.errors import InvalidParams, UnsupportedFeature, shown
 
 MIN_TEMPERATURE = 1e-2  # smaller positive ones overflow the division; vLLM raises them to this, too
 MAX_N = 16_384  # vLLM's VLLM_MAX_N_SEQUENCES
@@ -400,6 +400,31 @@ class SamplingParams:
     def wants_logprobs(self) -> bool:
         """True if outputs carry log-probabilities of the answer."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of log-probabilities at each token of the answer; None for none."""
+        return self.logprobs if self.logprobs is not None else len(self.logprob_token_ids or ()) or None
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Tokens that end the answer, without the model's own, which the engine adds where they are not ignored."""
+        return set(self.stop_token_ids)
+
+    def clone(self) -> Self:
+        """Return the parameters themselves, which nothing can change; vLLM's return a copy."""
+        return self
+
+    def verify(self, *arguments: object, **keywords: object) -> NoReturn:
+        """Refuse the call: parameters are checked when they are made, and by the engine against its model.
+
+        Raises:
+            UnsupportedFeature: always.
+        """
+        raise UnsupportedFeature(
+            "verify is not offered: parameters are checked when they are made, and when a request is",
+            field="verify",
+        )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check token ids against the model's vocabulary.
