@@ -20,7 +20,14 @@ from tests.actors.harness import answer_of
 from tests.bridge.harness import FastExecutor, engine_thread, no_thread_is_left
 from triolet import SamplingParams, blocking
 from triolet.blocking import BlockingEngine, BlockingTokenStream
-from triolet.errors import ConfigError, EngineClosed, InvalidRequest, StreamMisused, WrongEventLoop
+from triolet.errors import (
+    ConfigError,
+    EngineClosed,
+    InvalidRequest,
+    StreamMisused,
+    UnsupportedFeature,
+    WrongEventLoop,
+)
 
 LONG = SamplingParams(max_tokens=200, seed=3)
 
@@ -237,6 +244,11 @@ def test_a_beam_search_is_a_method_and_the_function_refuses_the_engine_at_once()
         native: Any = engine
         with pytest.raises(WrongEventLoop, match=r"have a method beam_search$"):
             _ = triolet.beam_search(native, "Once upon a time", asked)
+
+
+def test_the_stream_of_one_embedding_is_refused_with_what_to_use_instead() -> None:
+    with opened() as engine, pytest.raises(UnsupportedFeature, match="encode_all takes a list of prompts"):
+        engine.encode("Once upon a time")
 
 
 def test_an_engine_that_cannot_be_opened_tells_why() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 import attrs
 import trio
@@ -27,7 +27,7 @@ from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
 from triolet.engine.submission import check_type
 from triolet.engine.token_stream import TokenStream
-from triolet.errors import EngineDead
+from triolet.errors import EngineDead, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot
 from triolet.observability.stat_loggers import StatLogger
 
@@ -209,6 +209,17 @@ class RemoteEngine:
     def prompt_adapters(self) -> tuple[PromptAdapterRequest, ...]:
         """Return the loaded prompt adapters."""
         return self._thread.call(self._native.prompt_adapters)
+
+    def encode(self, *arguments: object, **keywords: object) -> NoReturn:
+        """Refuse the call, whose stream has one output: `encode_all` returns that.
+
+        Raises:
+            UnsupportedFeature: always.
+        """
+        raise UnsupportedFeature(
+            "encode is not offered outside of Trio's event loop: encode_all takes a list of prompts, also of one",
+            field="encode",
+        )
 
     def snapshot(self) -> Snapshot:
         """Return the unfinished requests, for another engine to `resume`; nothing changes in this engine."""
