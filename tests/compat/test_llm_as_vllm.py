@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,10 +81,11 @@ def test_there_is_a_priority_for_each_prompt(llm: LLM, values: list[int]) -> Non
 )
 def test_parameters_of_another_type_are_refused_by_their_name(llm: LLM, given: Any, came: str) -> None:
     messages = [{"role": "user", "content": "A"}]
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: llm.generate("A", given, use_tqdm=False),
         lambda: llm.chat(messages, given, use_tqdm=False),
-    ):
+    )
+    for call in calls:
         with pytest.raises(
             InvalidRequest, match=f"^sampling_params must be SamplingParams, got {came}$"
         ) as caught:
