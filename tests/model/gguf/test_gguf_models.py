@@ -22,8 +22,11 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import ConfigError, ModelFileError, UnsupportedModel, WeightsMismatch
 from triolet.kernels.cpu.gemm.packing import pack_linear
+from triolet.model.architectures.rope import Rope
 from triolet.model.backends.cpu_decoder import CpuDecoder
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
+from triolet.model.gguf.config import read_decoder_config
+from triolet.model.gguf.file import GgufFile
 from triolet.model.load import load_model
 
 NUM_GREEDY = 64
@@ -254,12 +257,16 @@ def test_rotary_scaling_in_the_metadata_is_that_of_the_config(family: str, kind:
     assert ours(path) != ours(write_gguf(folder, tmp_path / "without.gguf"))
 
 
-def test_long_and_short_factors_of_phi_3_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names_the_type", [True, False])
+def test_two_tensors_of_factors_are_longrope_whether_or_not_a_key_names_it(
+    names_the_type: bool, tmp_path: Path
+) -> None:
     folder = make_model("phi3-longrope", tmp_path)
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
 
     def add(writer: gguf.GGUFWriter) -> None:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        if names_the_type:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(128)
         for length in ("short", "long"):
             factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
@@ -268,6 +275,68 @@ def test_long_and_short_factors_of_phi_3_are_read(tmp_path: Path) -> None:
     path = write_gguf(folder, tmp_path / "model.gguf", metadata=add)
     for longest in (None, 200):
         assert ours(path, max_model_len=longest) == ours(folder, max_model_len=longest)
+
+
+def rope_of(tmp_path: Path, tensors: tuple[str, ...] = (), **keys: str | float) -> Rope:
+    """Rotary positions of a file with these keys of rope.scaling, and tensors of ones."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        for key, value in keys.items():
+            put = writer.add_string if isinstance(value, str) else writer.add_float32
+            put(f"llama.rope.scaling.{key}", value)
+        for name in tensors:
+            writer.add_tensor(name, np.ones(8, np.float32))
+
+    path = write_gguf(make_model("llama-plain", tmp_path), tmp_path / "model.gguf", metadata=add)
+    rope = read_decoder_config(GgufFile.open(path)).layers[0].rope
+    assert rope is not None
+    return rope
+
+
+PLAIN = [10_000.0 ** (-pair / 8) for pair in range(8)]
+"""Frequencies of a head of 16 without any scaling."""
+
+
+def test_divisors_in_a_tensor_are_multiplied_by_the_linear_factor(tmp_path: Path) -> None:
+    rope = rope_of(tmp_path, ("rope_freqs.weight",), type="linear", factor=4.0)
+    assert rope.frequencies == pytest.approx([frequency / 4 for frequency in PLAIN])
+    assert rope.magnitude == 1.0
+
+
+@pytest.mark.parametrize(("keys", "stretch"), [({}, 1), ({"type": "none"}, 1), ({"factor": 4.0}, 4)])
+@pytest.mark.parametrize("tensors", [(), ("rope_freqs.weight",)])
+def test_an_attention_factor_counts_whatever_the_scaling(
+    keys: dict[str, Any], stretch: int, tensors: tuple[str, ...], tmp_path: Path
+) -> None:
+    rope = rope_of(tmp_path, tensors, attn_factor=0.5, **keys)
+    assert rope.frequencies == pytest.approx([frequency / stretch for frequency in PLAIN])
+    assert rope.magnitude == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind"),
+    [
+        (("rope_freqs.weight",), "yarn"),
+        (("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"), "longrope"),
+        (("rope_factors_short.weight",), "none"),
+        (("rope_factors_short.weight", "rope_factors_long.weight"), "linear"),
+    ],
+)
+def test_a_tensor_of_factors_that_no_rule_uses_is_refused(
+    tensors: tuple[str, ...], kind: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{tensors[0]}' must be absent where .* is '{kind}'; got"):
+        rope_of(tmp_path, tensors, type=kind, factor=4.0)
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("phi3-longrope", "phi3"), ("llama-plain", "llama")])
+def test_a_window_of_0_is_no_window(family: str, architecture: str, tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_uint32(f"{architecture}.attention.sliding_window", 0)
+
+    path = write_gguf(make_model(family, tmp_path), tmp_path / "model.gguf", metadata=add)
+    config = read_decoder_config(GgufFile.open(path))
+    assert [layer.sliding_window for layer in config.layers] == [None] * len(config.layers)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

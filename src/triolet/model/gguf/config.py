@@ -24,6 +24,10 @@ from triolet.model.folder.json_fields import Fields
 from triolet.model.gguf.checkpoint import GgufCheckpoint, gguf_checkpoint
 from triolet.model.gguf.file import GgufArray, GgufFile, GgufTensor
 
+# Tensors of divisors of the rotary frequencies: one for every length, and two that LongRoPE chooses from.
+_DIVISORS = "rope_freqs.weight"
+_LONGROPE = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+
 _NAMES = TensorNames(
     prefix="",
     embedding="token_embd",
@@ -43,9 +47,8 @@ _NAMES = TensorNames(
     expert_out="ffn_down_exps.{expert}",
     # rotary factors go into the configuration
     ignored=(
-        "rope_freqs.weight",
-        "rope_factors_long.weight",
-        "rope_factors_short.weight",
+        _DIVISORS,
+        *_LONGROPE.values(),
         "attn_rot_embd.weight",
     ),
 )
@@ -151,7 +154,8 @@ class _Architecture:
 
 
 def _window(metadata: GgufMetadata) -> dict[str, Any]:
-    return {"sliding_window": metadata.fields.optional_integer("attention.sliding_window")}
+    # converters write 0 for a model without a window
+    return {"sliding_window": metadata.fields.optional_integer("attention.sliding_window", minimum=0) or None}
 
 
 def _phi3(metadata: GgufMetadata) -> dict[str, Any]:
@@ -278,7 +282,7 @@ def _architecture_of(metadata: GgufMetadata) -> _Architecture:
     found = _ARCHITECTURES[name]
     if name == "llama" and fields.integer("expert_count", 0, minimum=0):
         return attrs.evolve(found, hf_name="MixtralForCausalLM", more=_mixtral)
-    if name == "llama" and fields.optional_integer("attention.sliding_window"):
+    if name == "llama" and _window(metadata)["sliding_window"]:
         return attrs.evolve(found, hf_name="MistralForCausalLM", more=_window)
     return found
 
@@ -302,18 +306,25 @@ def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) ->
     context_length = metadata.required("context_length")
     if context_length > _MAX_CONTEXT:  # there is a row of cosines for each position
         raise fields.wrong("context_length", f"at most {_MAX_CONTEXT}")
-    if "rope_freqs.weight" in metadata.file.tensors:
-        # Llama 3.1's rule, worked out to a divisor per frequency: what LongRoPE does without its two lengths
-        divisors = _factors(metadata, "rope_freqs.weight")
-        longrope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
-        return {
-            **base, **longrope, "attention_factor": 1.0, "original_max_position_embeddings": context_length
-        }  # fmt: skip
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
-    kind = fields.text("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
+    kind = _scaling_type(metadata, factor)
     original = fields.integer("rope.scaling.original_context_length", context_length, minimum=2)
     attention_factor = fields.optional_number("rope.scaling.attn_factor")
+    has_divisors = _DIVISORS in metadata.file.tensors
     match kind:
+        case "none" | "linear" if has_divisors or attention_factor not in (None, 1.0):
+            # A divisor per frequency, such as Llama 3.1's rule worked out, and an attention factor: what LongRoPE does
+            # without its two lengths.
+            stretch = (factor or 1.0) if kind == "linear" else 1.0
+            given = (
+                _factors(metadata, _DIVISORS) if has_divisors else [1.0] * (_rotary_dimensions(metadata) // 2)
+            )
+            divisors = [stretch * divisor for divisor in given]
+            longrope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
+            magnitude = 1.0 if attention_factor is None else attention_factor
+            return {
+                **base, **longrope, "attention_factor": magnitude, "original_max_position_embeddings": context_length
+            }  # fmt: skip
         case "none":
             return {**base, "rope_type": "default"}
         case "linear":
@@ -332,8 +343,7 @@ def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) ->
             return {**base, **yarn, "original_max_position_embeddings": original}
         case "longrope":
             factors: dict[str, Any] = {
-                f"{length}_factor": _factors(metadata, f"rope_factors_{length}.weight")
-                for length in ("short", "long")
+                f"{length}_factor": _factors(metadata, name) for length, name in _LONGROPE.items()
             }
             if attention_factor is not None:
                 factors["attention_factor"] = attention_factor
@@ -343,6 +353,27 @@ def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) ->
                 f"{metadata.file.path}: {fields.prefix}rope.scaling.type must be one of none, linear, yarn, longrope; "
                 f"got {kind!r}"
             )
+
+
+def _scaling_type(metadata: GgufMetadata, factor: float) -> str:
+    """Return the rule of rotary positions, by its key or, where that is missing, by the tensors that it needs.
+
+    Raises:
+        UnsupportedModel: the file has factors that this rule does not use.
+    """
+    fields, tensors = metadata.fields, metadata.file.tensors
+    # llama.cpp's converter writes LongRoPE's tensors and not its name
+    is_longrope = all(name in tensors for name in _LONGROPE.values())
+    implied = "longrope" if is_longrope else "none" if factor in (0.0, 1.0) else "linear"
+    kind = fields.text("rope.scaling.type", implied)
+    uses: tuple[str, ...] = {"longrope": tuple(_LONGROPE.values()), "yarn": ()}.get(kind, (_DIVISORS,))
+    for name in (_DIVISORS, *_LONGROPE.values()):
+        if name in tensors and name not in uses:
+            raise UnsupportedModel(
+                f"{metadata.file.path}: tensor {name!r} must be absent where {fields.prefix}rope.scaling.type is "
+                f"{kind!r}; got a tensor of shape {list(tensors[name].shape)}"
+            )
+    return kind
 
 
 def _factors(metadata: GgufMetadata, name: str) -> list[float]:
