@@ -228,6 +228,55 @@ def test_the_documentation_lists_the_formats_that_are_read() -> None:
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE) == [*formats.FORMATS, MXFP4]
 
 
+def cut_off_blocks(folder: Path, section: dict[str, Any]) -> Path:
+    """A folder with a matrix of 192 x 192 ones, of which 128 x 128 share a scale in memory: 1, 2, 3 and 4."""
+    folder.mkdir()
+    tensors = {"a.weight": torch.ones(192, 192).to(torch.float8_e4m3fn)}
+    tensors["a.weight_scale"] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"quantization_config": section}))
+    return folder
+
+
+def with_weights(**scheme: Any) -> dict[str, Any]:
+    return {**FP8, "config_groups": {"group_0": {"weights": scheme}}}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        with_weights(strategy="block", block_structure=[128, 128]),
+        with_weights(strategy="block", block_structure="128x128"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ],
+)
+def test_the_last_blocks_are_cut_off_where_the_configuration_names_a_block_that_divides_no_side(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = cut_off_blocks(tmp_path / "model", section)
+    found = open_quantized(Checkpoint.open(folder), {"quantization_config": section}, folder)
+    expected = torch.ones(192, 192)
+    expected[:128, 128:], expected[128:, :128], expected[128:, 128:] = 2.0, 3.0, 4.0
+    assert torch.equal(found.read("a.weight").float(), expected)
+
+
+def test_scales_that_fit_blocks_of_several_sizes_are_refused_where_none_is_named(tmp_path: Path) -> None:
+    folder = cut_off_blocks(tmp_path / "model", FP8)
+    with pytest.raises(UnsupportedModel, match=r"'a.weight_scale' must be of a shape that fits one size"):
+        open_quantized(Checkpoint.open(folder), {"quantization_config": FP8}, folder)
+
+
+def test_a_packed_weight_with_a_shorter_last_group_is_refused(tmp_path: Path) -> None:
+    section = {**PACKED, "config_groups": {"group_0": {"weights": {"group_size": 128}}}}
+    folder = cut_off_blocks(tmp_path / "model", section)
+    parts, _ = writers.packed_quantized(4, 96)(np.random.default_rng(0), 64, 192)
+    save_file({f"a.{part}": each.contiguous() for part, each in parts.items()}, folder / "model.safetensors")
+    with pytest.raises(
+        UnsupportedModel, match=r"'a.weight_scale' must be of one column for each whole group"
+    ):
+        open_quantized(Checkpoint.open(folder), {"quantization_config": section}, folder)
+
+
 # ---------------------------------------------------------------------------------------------- bad input
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -22,6 +22,7 @@ from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
 from triolet.model.quantized.dequantize import GroupedIntegers
+from triolet.model.quantized.scale_blocks import Block, block_of, named_blocks
 
 Parts = Mapping[str, Tensor]
 """Tensors of one layer, by their names after the module's, such as `qweight`."""
@@ -285,6 +286,8 @@ class CompressedTensors:
     Activations are not quantised, whatever the scheme says of them: the weights alone are what it makes of them.
     """
 
+    blocks: tuple[Block, ...] = ()  # that the schemes name
+
     marks: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale")
     unused: ClassVar[tuple[str, ...]] = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale")
 
@@ -304,14 +307,14 @@ class CompressedTensors:
         sparsity = fields.section("sparsity_config")
         if sparsity is not None and sparsity.text("format", "dense") != "dense":
             raise fields.wrong("sparsity_config", "of the format dense")
-        return cls()
+        return cls(named_blocks(fields))
 
     def layer(self, module: Module) -> QuantizedLayer | None:
         if module.find("weight_packed") is not None:
             return self._packed(module)
         if module.find("weight") is None:
             return None  # the scale of something else, such as that of a KV cache
-        return scaled_layer(module, "weight_scale", None)
+        return scaled_layer(module, "weight_scale", self.blocks)
 
     def _packed(self, module: Module) -> QuantizedLayer:
         num_out, words = module.need("weight_packed", ("I32",), None, None)
@@ -327,6 +330,13 @@ class CompressedTensors:
         (bits,) = fitting
         _, num_groups = module.need("weight_scale", FLOATS, num_out, None)
         module.check_groups("weight_scale", num_groups, num_in)
+        size = num_in // num_groups
+        if block_of((num_out, num_in), (num_out, num_groups), self.blocks) not in (
+            (1, size),
+            (num_out, num_in),
+        ):
+            rule = f"of one column for each whole group of the {num_in} inputs, of a size that config_groups names"
+            raise module.wrong("weight_scale", rule, num_groups)
         names = ["weight_packed", "weight_scale", "weight_shape"]
         if module.find("weight_zero_point") is not None:
             zero_words = math.ceil(num_out * bits / dequantize.WORD_BITS)
@@ -352,7 +362,7 @@ class CompressedTensors:
             return integers(parts).dequantize(groups)
 
         is_symmetric = module.find("weight_zero_point") is None
-        size, blocks = num_in // num_groups, None
+        blocks = None
         is_ordered = module.has_ordered_groups("weight_g_idx", size)
 
         def stored(parts: Parts) -> PackedWeight:
@@ -402,8 +412,8 @@ class Fp8:
         if module.find("weight") is None:
             return None
         if module.find("weight_scale_inv") is None:
-            return scaled_layer(module, "weight_scale", None)
-        return scaled_layer(module, "weight_scale_inv", self.block)
+            return scaled_layer(module, "weight_scale", (self.block,))
+        return scaled_layer(module, "weight_scale_inv", (self.block,), is_named=True)
 
 
 @attrs.frozen
@@ -468,13 +478,16 @@ class BitsAndBytes:
         return module.layer((num_out, num_in), tuple(names), formula)
 
 
-def scaled_layer(module: Module, scale_part: str, block: tuple[int, int] | None) -> QuantizedLayer:
+def scaled_layer(
+    module: Module, scale_part: str, named: Sequence[Block], *, is_named: bool = False
+) -> QuantizedLayer:
     """Return a layer of int8 or float8 values with a scale per tensor, row, group of columns or block.
 
     Args:
         module: has `weight` and the scales.
         scale_part: name of the scales.
-        block: rows and columns that share a scale; None: as the shape of the scales tells.
+        named: blocks that the configuration names; else the shape of the scales must tell.
+        is_named: whether the scales must be those of the first of them.
     Raises:
         UnsupportedModel: weight and scales do not fit each other.
     """
@@ -483,14 +496,14 @@ def scaled_layer(module: Module, scale_part: str, block: tuple[int, int] | None)
         raise module.wrong("weight_zero_point", "absent: int8 weights must be symmetric", "a tensor")
     scale = module.find(scale_part)
     assert scale is not None
+    block = named[0] if is_named else None
     if block is None:
-        rows, columns = (*scale.shape, 1, 1)[:2] if len(scale.shape) < 2 else scale.shape[:2]
-        if math.prod(scale.shape) == 1:
-            rows, columns = 1, 1
+        rows, columns = (*scale.shape, 1, 1)[:2]
         if min(rows, columns) < 1 or len(scale.shape) > 2:
             raise module.wrong(scale_part, "of one or two dimensions", list(scale.shape))
-        # Blocks of 128 are the only ones whose last one may be cut off.
-        block = (_block(num_out, rows), _block(num_in, columns))
+        if (block := block_of((num_out, num_in), (rows, columns), named)) is None:
+            rule = f"of a shape that fits one size of blocks of [{num_out}, {num_in}] weights"
+            raise module.wrong(scale_part, rule, list(scale.shape))
     sizes = (math.ceil(num_out / block[0]), math.ceil(num_in / block[1]))
     if scale.dtype not in FLOATS:
         raise module.wrong(scale_part, f"of dtype {' or '.join(FLOATS)}", scale.dtype)
@@ -529,12 +542,6 @@ def _u4_blocks(
 def _i8_rows(read: GroupedIntegers) -> BlockRows:
     # Symmetric: the zeros are all the same, in the middle.
     return i8_rows(read.weight - read.zeros[:1, :1], read.scales)
-
-
-def _block(size: int, count: int) -> int:
-    if count and size % count == 0:
-        return size // count
-    return 128
 
 
 def _group_size(fields: Fields, default: int) -> int | None:
