@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_a_file_that_became_shorter_is_refused_whichever_thread_finds_it(
     monkeypatch.setattr(checkpoint, "PART_BYTES", 64)
     with pytest.raises(ModelFileError, match="is truncated: it ends within tensor 'a'"):
         opened.read("a")
+
+
+def test_in_a_folder_with_a_single_file_and_an_index_the_single_file_counts(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    save_file({"a": torch.zeros(3)}, tmp_path / "model-00001-of-00001.safetensors")
+    weight_map = {"a": "model-00001-of-00001.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert Checkpoint.open(tmp_path).read("a").tolist() == [1.0, 1.0, 1.0]

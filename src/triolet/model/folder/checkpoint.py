@@ -218,12 +218,13 @@ def _fill(left: memoryview, file: FileIO, path: Path, name: str) -> None:
 
 
 def _files_of(folder: Path) -> dict[Path, set[str]]:
-    """Each weight file with the tensors that the index, if there is one, says it must hold."""
-    index = folder / _INDEX
+    """Return each weight file with the tensors that the index says it must hold, if the index counts."""
+    single, index = folder / _SINGLE, folder / _INDEX
+    # In a folder with both the single file counts, as in transformers.
+    if single.exists():
+        return {single: set()}
     if not index.exists():
-        if not (folder / _SINGLE).exists():
-            raise ModelFileError(folder / _SINGLE, f"is missing, and so is {_INDEX}{_what_else(folder)}")
-        return {folder / _SINGLE: set()}
+        raise ModelFileError(single, f"is missing, and so is {_INDEX}{_what_else(folder)}")
     files: dict[Path, set[str]] = {}
     for tensor, file in _weight_map(index).items():
         files.setdefault(folder / file, set()).add(tensor)
