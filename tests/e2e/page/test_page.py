@@ -214,6 +214,18 @@ def test_parameters_go_along(page: Any) -> None:
 
 
 @pytest.mark.slow
+def test_the_numbers_of_the_page_are_the_sum_over_the_models_of_the_server(page: Any) -> None:
+    lines = [
+        f'triolet:{name}model_name="{model}"}} {number}'
+        for name in ("num_requests_running{", "generation_tokens_total{", 'kv_blocks{state="free",')
+        for model, number in (("one", "2.0"), ("two", "3.0"))
+    ]
+    parse = "async (text) => (await import('/static/metrics.js')).parse(text)"
+    shown = page.evaluate(parse, "\n".join(lines))
+    assert (shown["running"], shown["tokens"], shown["blocks"]) == (5, 5, {"free": 5})
+
+
+@pytest.mark.slow
 def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     send(page, "Tell me a short story")
     page.wait_for_selector(DONE)

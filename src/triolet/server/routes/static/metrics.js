@@ -1,4 +1,4 @@
-// What /metrics says, as far as the page shows it.
+// What /metrics says, as far as the page shows it: the sum over the models of the server.
 
 const SAMPLE = /^([\w:]+?)(?:\{(.*)\})? ([\d.eE+-]+|NaN|\+Inf)$/;
 const NAMES = {
@@ -19,8 +19,11 @@ export function parse(text) {
     const sample = SAMPLE.exec(line);
     if (!sample) continue;
     const name = Object.keys(NAMES).find((suffix) => sample[1].endsWith(suffix)); // whatever the prefix
-    if (name) now[NAMES[name]] = Number(sample[3]);
-    if (sample[1].endsWith("kv_blocks")) now.blocks[/state="(\w+)"/.exec(sample[2])[1]] = Number(sample[3]);
+    if (name) now[NAMES[name]] += Number(sample[3]);
+    if (sample[1].endsWith("kv_blocks")) {
+      const state = /state="(\w+)"/.exec(sample[2])[1];
+      now.blocks[state] = (now.blocks[state] ?? 0) + Number(sample[3]);
+    }
   }
   return now;
 }
