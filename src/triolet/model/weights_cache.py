@@ -35,7 +35,7 @@ from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear
 _logger = logging.getLogger(__name__)
 
 _MAGIC: Final = (
-    b"triolet weights\x02"  # the last byte is the version of the layout, and of how weights are packed
+    b"triolet weights\x03"  # the last byte is the version of the layout, and of how weights are packed
 )
 _CRC: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<Q")

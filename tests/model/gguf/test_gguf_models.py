@@ -282,8 +282,11 @@ def rope_of(tmp_path: Path, tensors: tuple[str, ...] = (), **keys: str | float) 
 
     def add(writer: gguf.GGUFWriter) -> None:
         for key, value in keys.items():
-            put = writer.add_string if isinstance(value, str) else writer.add_float32
-            put(f"llama.rope.scaling.{key}", value)
+            name = f"llama.rope.scaling.{key}"
+            if isinstance(value, str):
+                writer.add_string(name, value)
+            else:
+                writer.add_float32(name, value)
         for name in tensors:
             writer.add_tensor(name, np.ones(8, np.float32))
 

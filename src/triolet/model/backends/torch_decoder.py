@@ -8,7 +8,6 @@ apart is in the data: a norm that is absent, a bias that is None, a window, a so
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -23,9 +22,7 @@ from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
-from triolet.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from triolet.model.architectures.decoder_config import (
-    ClampedGate,
     DecoderConfig,
     LatentConfig,
     LayerConfig,
@@ -37,6 +34,7 @@ from triolet.model.architectures.decoder_config import (
 from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
+from triolet.model.backends.layers.activation import PLAIN, Activation, clamped_gate, feed_forward_activation
 from triolet.model.backends.layers.delta_net import DeltaNet, build_delta_net
 from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
 from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
@@ -64,9 +62,6 @@ class Head(Protocol):
     """Output head: [n, hidden] to logits [n, vocab_size]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-
-
-Activation = Callable[[Tensor], Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -446,9 +441,9 @@ def _build_attention(
         if isinstance(recurrent, ShortConvolutionConfig):
             return build_short_convolution(recurrent, prefix, weights)
         if isinstance(recurrent, MambaConfig):
-            activation = _PLAIN[recurrent.activation]
+            activation = PLAIN[recurrent.activation]
             return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
-        activation = _PLAIN[config.activation]
+        activation = PLAIN[config.activation]
         return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
     sinks = weights.get(prefix + "sinks")
     return Attention(
@@ -519,9 +514,9 @@ def _build_mlp(
         project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
         return FeedForward(project_in, project_out, activation)
 
-    activation = _activation(config.activation, gated=config.gated)
+    activation = feed_forward_activation(config.activation, gated=config.gated)
     if layer.moe is not None and layer.moe.gate is not None:
-        activation = functools.partial(_clamped_gate, layer.moe.gate)
+        activation = functools.partial(clamped_gate, layer.moe.gate)
     if layer.moe is None:
         return block("mlp", adapters)
     names = [f"{prefix}experts.{expert}" for expert in range(layer.moe.num_experts)]
@@ -566,41 +561,3 @@ def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
     """Return the scale rounded to the model's dtype."""
     # Gemma was trained with a scale rounded to bfloat16.
     return None if scale is None else torch.tensor(scale, dtype=dtype).item()
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-def _squared_relu(x: Tensor) -> Tensor:
-    return functional.relu(x).square()
-
-
-_PLAIN: dict[str, Activation] = {
-    "silu": functional.silu,
-    "gelu_tanh": _gelu_tanh,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "relu2": _squared_relu,
-}
-_GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
-
-
-def _activation(name: str, *, gated: bool) -> Activation:
-    """Return the activation; a gated one maps [..., 2 * n], gate and up side by side, to [..., n]."""
-    plain = _PLAIN[name]
-    if not gated:
-        return plain
-
-    def activate_and_multiply(gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return plain(gate) * up
-
-    return _GATED.get(name, activate_and_multiply)
-
-
-def _clamped_gate(config: ClampedGate, gate_up: Tensor) -> Tensor:
-    # [..., 2 * n], gate and up side by side, to [..., n]
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.clamp(max=config.limit)
-    return (up.clamp(-config.limit, config.limit) + 1) * (gate * torch.sigmoid(gate * config.alpha))

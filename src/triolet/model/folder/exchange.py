@@ -31,7 +31,10 @@ from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.json_fields import read_json_object
 
 CONFIG: Final = "config.json"
+SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+KEPT: Final = "model-kept.safetensors"
+"""Name of a link to a single file beside an index, which would not count otherwise."""
 UPDATED: Final = "model-updated.safetensors"
 HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight", "wte.weight")
@@ -126,10 +129,12 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
         new.mkdir(parents=True)
         for file in current.iterdir():
             if file.name not in (INDEX, UPDATED):
-                (new / file.name).symlink_to(file.resolve())
+                (new / _kept_name(file.name)).symlink_to(file.resolve())
         save_file(tensors, new / UPDATED)
         places = {
-            name: stored.path.name for name, stored in checkpoint.tensors.items() if name not in tensors
+            name: _kept_name(stored.path.name)
+            for name, stored in checkpoint.tensors.items()
+            if name not in tensors
         }
         # The updated file comes last: the other files hold the old values of its tensors, and the last one counts.
         places |= dict.fromkeys(tensors, UPDATED)
@@ -137,6 +142,10 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     except (OSError, SafetensorError) as error:  # a full disk may be either
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
         raise ModelFileError(new, f"cannot be written: {reason}") from error
+
+
+def _kept_name(name: str) -> str:
+    return KEPT if name == SINGLE else name
 
 
 def _check_updates(checkpoint: Checkpoint, updates: Mapping[Any, Any]) -> None:
