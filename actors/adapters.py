@@ -43,9 +43,11 @@ class AdapterRegistry:
         """Loaded adapters."""
         return self._table.adapters
 
-    async def resolve(self, request: LoRARequest) -> Adapter:
+    async def resolve(self, request: LoRARequest, *, is_registered: bool = False) -> Adapter:
         """Return the adapter of a request, loaded now if it is not yet. A checkpoint.
 
+        Args:
+            is_registered: know it until it is removed.
         Raises:
             InvalidRequest: adapters are not enabled, name and number disagree with those of a loaded adapter, or the
                 adapter cannot be loaded (`AdapterError`).
@@ -53,11 +55,16 @@ class AdapterRegistry:
         """
         self._table.check_enabled(request)
         async with self._loading:
+            resident = self._table.resident
             adapter = self._table.find(request)
             if adapter is None:
                 adapter = await self._load(request)
                 # No checkpoint from here on: it is there, or it is not.
                 self._table.add(adapter)
+            elif adapter not in resident:
+                await self._executor.prepare_adapter(adapter, is_pinned=False)
+            if is_registered:
+                self._table.register(adapter.int_id)
             return adapter
 
     async def _load(self, request: LoRARequest) -> Adapter:
@@ -86,13 +93,14 @@ class AdapterRegistry:
 
         Raises:
             InvalidRequest: it is not loaded.
+            AdaptersPinned: as many are pinned as there is room for.
         """
         await self._executor.prepare_adapter(self._table.pin(int_id), is_pinned=True)
         return True
 
     async def replay(self) -> None:
-        """Tell a runner that has started about all adapters, so that it reads them before the steps that need them."""
-        for adapter in self.adapters:
+        """Tell a runner that has started about the adapters in use, so that it reads them before steps need them."""
+        for adapter in self._table.resident:
             try:
                 await self._executor.prepare_adapter(adapter, is_pinned=self._table.is_pinned(adapter))
             except AdapterError as error:

@@ -179,6 +179,34 @@ async def test_operators_load_and_unload_adapters_of_one_folder(base: Path, fold
         )
 
 
+async def test_an_adapter_that_has_a_name_over_http_answers_until_it_is_unloaded(
+    base: Path, folder: Path
+) -> None:
+    modules = (f"first={folder / 'first'}",)
+    async with open_engine(base, lora_modules=modules, max_cpu_loras=2) as engine:
+        scene = Scene(engine, create_app(engine, GatewayConfig(lora_dir=str(folder))), None)
+
+        async def text_from(name: str) -> str:
+            wish = {**WISH, "model": name, "prompt": "a text", "max_tokens": 8}
+            answer = await scene.post("/v1/completions", wish)
+            assert answer.status == 200, answer.json
+            text: str = answer.json["choices"][0]["text"]
+            return text
+
+        first = await text_from("first")
+        for name in ("x", "y", "z"):  # there is room for the weights of two
+            assert (await scene.post(LOAD, {"lora_name": name, "lora_path": "second"})).status == 200
+        listed = {card["id"] for card in (await scene.get("/v1/models")).json["data"] if card["parent"]}
+        assert listed == {"first", "x", "y", "z"}
+        second = await text_from("x")
+        assert second == await text_from("z") != first == await text_from("first")
+        params = SamplingParams(**WISH, max_tokens=8)
+        await engine.complete("a text", params, lora=LoRARequest("other", 9, str(folder / "second")))
+        assert await text_from("first") == first
+        assert (await scene.post(UNLOAD, {"lora_name": "first"})).status == 200
+        assert "first" not in {card["id"] for card in (await scene.get("/v1/models")).json["data"]}
+
+
 REFUSED: list[tuple[dict[str, Any], tuple[int, str, str]]] = [
     ({"lora_path": "first"}, (400, "invalid_value", "lora_name")),
     ({"lora_name": "x"}, (400, "invalid_value", "lora_path")),

@@ -53,6 +53,7 @@ class AdapterMethods:
 
         Raises:
             InvalidRequest: it is not loaded.
+            AdaptersPinned: as many are pinned as there is room for.
         """
         self._run.check()
         return await self._adapters.pin(lora_int_id)
@@ -66,6 +67,15 @@ def adapter_usage(live: Iterable[LiveRequest], max_loras: int) -> AdapterUsage:
             names[request.status][request.lora_name] = None
     running, waiting = map(tuple, names.values())
     return AdapterUsage(max_loras, running, waiting)
+
+
+async def register_lora(engine: AdapterMethods, lora_request: LoRARequest) -> None:
+    """Load a LoRA adapter as `add_lora` does, and know its name until it is removed.
+
+    Where requests bring only a name, an adapter whose name is forgotten could not be read again.
+    """
+    engine._run.check()
+    await engine._adapters.resolve(lora_request, is_registered=True)
 
 
 async def add_lora_modules(engine: AdapterMethods) -> None:
@@ -82,4 +92,4 @@ async def add_lora_modules(engine: AdapterMethods) -> None:
             raise ConfigError("lora_modules", "NAME=FOLDER for each adapter", entry)
         if name in (config.model_name, config.model):
             raise ConfigError("lora_modules", "names that are not the model's", entry)
-        await engine.add_lora(LoRARequest(name, number, folder))
+        await register_lora(engine, LoRARequest(name, number, folder))

@@ -208,6 +208,39 @@ def test_there_is_no_room_for_another_where_all_are_pinned() -> None:
     assert names(table) == ["b", "a"]
 
 
+def test_a_registered_adapter_is_known_while_its_weights_make_way() -> None:
+    table = table_of("a", "b", most=2)
+    table.register(1)
+    table.add(loaded("c", 3))  # in the place of the one that is not registered
+    assert names(table) == ["a", "c"]
+    table.register(3)
+    table.add(loaded("d", 4))
+    assert names(table) == ["a", "c", "d"]
+    assert [adapter.name for adapter in table.resident] == ["c", "d"]
+    assert table.find(wish("a", 1)) == loaded("a", 1)
+    assert [adapter.name for adapter in table.resident] == ["d", "a"]
+    assert table.remove(1) and table.remove(3)
+    table.add(loaded("a", 1))  # no longer registered
+    table.add(loaded("e", 5))
+    assert names(table) == ["a", "e"]
+
+
+def test_pinned_weights_never_make_way_and_not_more_are_pinned_than_there_is_room_for() -> None:
+    table = table_of("a", most=2)
+    for number, name in enumerate("bcd", 2):
+        table.register(number - 1)
+        table.add(loaded(name, number))
+    table.pin(1)
+    assert [adapter.name for adapter in table.resident] == ["a", "d"]
+    table.pin(2)
+    assert [adapter.name for adapter in table.resident] == ["a", "b"]
+    with pytest.raises(AdaptersPinned, match="all 2 LoRA adapters"):
+        table.pin(3)
+    assert table.pin(2) == loaded("b", 2)  # as it is
+    with pytest.raises(AdaptersPinned, match="all 2 LoRA adapters"):
+        table.add(loaded("e", 5))
+
+
 def test_an_adapter_that_is_removed_is_neither_loaded_nor_pinned() -> None:
     table = table_of("a", "b", most=2)
     table.pin(1)

@@ -115,20 +115,32 @@ class Adapter:
 class AdapterTable:
     """Loaded adapters, the one that was used last at the end.
 
+    A registered adapter is known until it is removed: requests have only its name. Its weights make way like others',
+    and are read again.
+
     Args:
         is_enabled: whether requests may have adapters.
-        most: how many may be loaded.
+        most: of how many the weights may be kept.
     """
 
     def __init__(self, is_enabled: bool, most: int) -> None:
         self._is_enabled, self._most = is_enabled, most
         self._adapters: OrderedDict[int, Adapter] = OrderedDict()
         self._pinned: set[int] = set()
+        self._registered: set[int] = set()
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Loaded adapters."""
+        """Loaded adapters, and registered ones."""
         return tuple(self._adapters.values())
+
+    @property
+    def resident(self) -> tuple[Adapter, ...]:
+        """Adapters of which the weights are kept: pinned ones, and those that were used last."""
+        unpinned = [number for number in self._adapters if number not in self._pinned]
+        room = max(0, self._most - len(self._pinned))
+        away = set(unpinned[: max(0, len(unpinned) - room)])
+        return tuple(adapter for number, adapter in self._adapters.items() if number not in away)
 
     def check_enabled(self, request: LoRARequest) -> None:
         """Check that requests may have adapters.
@@ -175,28 +187,37 @@ class AdapterTable:
             AdaptersPinned: there is no room for another adapter, because all are pinned.
         """
         if adapter.int_id not in self._adapters and len(self._adapters) >= self._most:
-            unpinned = [known for known in self._adapters if known not in self._pinned]
-            if not unpinned:
+            if len(self._pinned) >= self._most:
                 raise AdaptersPinned(self._most)
-            del self._adapters[unpinned[0]]
+            kept = self._pinned | self._registered
+            if (longest_unused := next((one for one in self._adapters if one not in kept), None)) is not None:
+                del self._adapters[longest_unused]
         self._adapters[adapter.int_id] = adapter
         self._adapters.move_to_end(adapter.int_id)
+
+    def register(self, int_id: int) -> None:
+        """Know a loaded adapter until it is removed, also while its weights make way for those of others."""
+        self._registered.add(int_id)
 
     def remove(self, int_id: int) -> bool:
         """Forget an adapter. Return False if it is not loaded."""
         self._pinned.discard(int_id)
+        self._registered.discard(int_id)
         return self._adapters.pop(int_id, None) is not None
 
     def pin(self, int_id: int) -> Adapter:
-        """Keep an adapter until it is removed, and return it.
+        """Keep an adapter with its weights until it is removed, and return it.
 
         Raises:
             InvalidRequest: it is not loaded.
+            AdaptersPinned: as many are pinned as there is room for.
         """
         if (adapter := self._adapters.get(int_id)) is None:
             raise InvalidRequest(
                 f"Pinning failed. LoRA {int_id} is not registered.", field="lora_int_id", got=int_id
             )
+        if int_id not in self._pinned and len(self._pinned) >= self._most:
+            raise AdaptersPinned(self._most)
         self._pinned.add(int_id)
         return adapter
 

@@ -19,6 +19,7 @@ from triolet.core.metrics.iteration_stats import ReplicaStatistics
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.pooling_params import GENERATE
 from triolet.core.tools.answer import thinking_switch_of
+from triolet.engine.adapters import register_lora
 from triolet.errors import EngineDead, EngineUnhealthy, ModelError, TrioletError, shown
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, wrong
@@ -259,7 +260,7 @@ async def load_lora_adapter(request: Request) -> Response:
     number = numbers.get(name) or next(
         number for number in context.adapter_numbers if number not in engine.list_loras()
     )
-    await engine.add_lora(LoRARequest(name, number, str(folder), load_inplace=load_inplace))
+    await register_lora(engine, LoRARequest(name, number, str(folder), load_inplace=load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
