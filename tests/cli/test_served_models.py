@@ -16,6 +16,7 @@ from triolet.cli import main
 from triolet.cli.models import running
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
+from triolet.errors import ConfigError
 from triolet.server.models.host import FurtherModel
 
 SERVED = tuple[EngineConfig, Mapping[str, FurtherModel]]
@@ -84,6 +85,49 @@ def test_one_model_is_served_as_ever(run: RUN, served: list[SERVED], file: Path)
         ("some/model", "x", {}),
         ("other/model", "model", {}),
     ]
+
+
+def test_adapters_of_the_command_line_are_those_of_the_first_model(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    file.write_text(
+        "[presets.poet]\n[presets.nano]\nengine = { lora_modules = 'own=folder', enable_lora = true }\n"
+        "[presets.plain]\n",
+        encoding="utf-8",
+    )
+    given = ("--enable-lora", "--lora-modules", "sql=folder")
+    environ = {"TRIOLET_PROMPT_ADAPTERS": "polite=folder"}
+    result = run("serve", "--models", str(file), *given, env=environ)
+    assert result.exit_code == 0, result.stderr
+    [(first, others)] = served
+    configs = (first, others["nano"].config, others["plain"].config)
+    assert [one.lora_modules for one in configs] == [("sql=folder",), ("own=folder",), ()]
+    assert [one.prompt_adapters for one in configs] == [("polite=folder",), (), ()]
+    assert {one.enable_lora for one in configs} == {True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "field"),
+    [
+        ({"lora_modules": ("b=x",)}, {}, "lora_modules"),
+        ({"prompt_adapters": ("b=x",)}, {}, "prompt_adapters"),
+        ({"prompt_adapters": ("a=x",)}, {}, "prompt_adapters"),
+        ({"lora_modules": ("a/model=x",)}, {}, "lora_modules"),
+        ({}, {"lora_modules": ("a=x",)}, "lora_modules"),
+        ({"lora_modules": ("sql=x",)}, {"prompt_adapters": ("sql=y",)}, "prompt_adapters"),
+        ({"lora_modules": ("sql=x", "sql=y")}, {}, "lora_modules"),
+    ],
+)
+def test_an_adapter_has_the_name_of_no_model_and_of_no_other_adapter(
+    first: dict[str, Any], second: dict[str, Any], field: str
+) -> None:
+    config = EngineConfig(model="a/model", served_model_name="a", **first)
+    models = {"b": FurtherModel(config=EngineConfig(served_model_name="b", **second))}
+    entry = [*first.get(field, ()), *second.get(field, ())][-1]
+    serve = importlib.import_module("triolet.cli.serve")
+    with pytest.raises(ConfigError) as caught:  # before a model is loaded
+        serve.run(GatewayConfig(), config, models)
+    assert str(caught.value) == f"{field} must be names that no model and no other adapter has; got {entry!r}"
 
 
 @pytest.mark.parametrize(

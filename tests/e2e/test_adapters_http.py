@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import triolet
@@ -15,8 +16,10 @@ from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
 from tests.server.responses.websocket_client import connected, text_of
 from tests.server.routes.harness import Answer, Scene
 from triolet import LoRARequest, PromptAdapterRequest, SamplingParams
+from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.server import create_app
+from triolet.server.models.host import FurtherModel
 from triolet.server.responses.service import open_gateway
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -205,6 +208,60 @@ async def test_an_adapter_that_has_a_name_over_http_answers_until_it_is_unloaded
         assert await text_from("first") == first
         assert (await scene.post(UNLOAD, {"lora_name": "first"})).status == 200
         assert "first" not in {card["id"] for card in (await scene.get("/v1/models")).json["data"]}
+
+
+async def test_adapters_of_further_models_are_loaded_listed_and_asked_under_their_own_model(
+    base: Path, folder: Path
+) -> None:
+    config = GatewayConfig(lora_dir=str(folder))
+    common: dict[str, Any] = {"runner": "inline", "num_kv_blocks": 64, "log_stats": False, "dtype": "float32"}
+    further = EngineConfig(
+        model=str(base), served_model_name="other", enable_lora=True, max_loras=2, **common
+    )
+    models = {"other": FurtherModel(config=attrs.evolve(further, lora_modules=(f"own={folder / 'first'}",)))}
+    async with (
+        open_engine(base, lora_modules=(f"first={folder / 'first'}",)) as engine,
+        open_gateway(engine, config, models) as gateway,
+    ):
+        scene = Scene(engine, create_app(engine, config, gateway=gateway), gateway)
+
+        async def listed() -> dict[str, str]:
+            cards = (await scene.get("/v1/models")).json["data"]
+            return {card["id"]: card["parent"] for card in cards if card["parent"]}
+
+        async def text_from(name: str) -> str:
+            wish = {**WISH, "model": name, "input": QUESTION, "max_output_tokens": 8}
+            answer = (await scene.post("/v1/responses", wish)).json
+            assert answer["model"] == name
+            async with connected(gateway) as client:
+                await client.create(**wish)
+                events = await client.until_ended()
+            text: str = answer["output"][0]["content"][0]["text"]
+            assert text_of(events) == text
+            return text
+
+        parents = {"first": engine.model_name, "own": "other"}
+        assert await listed() == parents  # also while the further model is not loaded
+        assert gateway.models is not None and gateway.models.engines == []
+        first = await text_from("first")
+        assert await text_from("own") == first != await text_from("other")
+        [other] = gateway.models.engines
+        body = {"lora_name": "x", "lora_path": "second"}
+        assert (await scene.post(LOAD, {**body, "model": "other"})).status == 200
+        assert await listed() == parents | {"x": "other"}
+        assert (await scene.get("/v1/models/x")).json["parent"] == "other"
+        assert {lora.lora_name for lora in other.loras()} == {"own", "x"}
+        assert await text_from("x") not in (first, await text_from("other"))
+        for name in ("x", "other"):  # taken, whatever the model
+            taken = await scene.post(LOAD, {"lora_name": name, "lora_path": "second"})
+            assert taken.error == (400, "invalid_value", "lora_name")
+        assert (await scene.post(LOAD, {**body, "model": "none"})).error[1] == "model_not_found"
+        named = {**body, "lora_name": "y", "model": engine.model_name}
+        assert (await scene.post(LOAD, named)).status == 200
+        assert (await listed())["y"] == engine.model_name
+        assert (await scene.post(UNLOAD, {"lora_name": "x"})).error[1] == "adapter_not_found"
+        assert (await scene.post(UNLOAD, {"lora_name": "x", "model": "other"})).status == 200
+        assert await listed() == parents | {"y": engine.model_name}
 
 
 REFUSED: list[tuple[dict[str, Any], tuple[int, str, str]]] = [

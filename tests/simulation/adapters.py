@@ -82,11 +82,11 @@ class WatchedAdapters(AdapterRegistry):
         self.world.reach_adapter("adapter.read", folder)
         return self.world.folders.digest(folder)
 
-    async def resolve(self, request: LoRARequest) -> Adapter:
+    async def resolve(self, request: LoRARequest, *, is_registered: bool = False) -> Adapter:
         folders, name = self.world.folders, request.lora_name
         known = folders.numbers if request.load_inplace else folders.loaded
         least = known.get(name, 0)
-        adapter = await super().resolve(request)
+        adapter = await super().resolve(request, is_registered=is_registered)
         number = number_of(adapter.digest)
         self.world.note(f"adapter {adapter.digest}")
         self.world.expect(

@@ -39,7 +39,7 @@ from triolet.engine.gc_freeze import collect_in_short_steps, freeze_gc
 from triolet.errors import ConfigError, EngineUnhealthy
 from triolet.protocol.access import Access
 from triolet.server import create_app
-from triolet.server.models.host import FurtherModel
+from triolet.server.models.host import FurtherModel, check_adapter_names
 from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
@@ -69,7 +69,8 @@ def run(
 
     Raises:
         ConfigError: the address, the port or the certificate cannot be used; the snapshot or the journal cannot be
-            written to its folder, or both are given; or `lora_dir` is given without `enable_lora`.
+            written to its folder, or both are given; `lora_dir` is given without `enable_lora`; or an adapter has the
+            name of another one, or of a model.
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -80,6 +81,7 @@ def run(
     check_directory(gateway.journal, "journal")
     if gateway.journal is not None and gateway.snapshot is not None:
         raise ConfigError("journal", "given without snapshot, whose place it takes", gateway.journal)
+    check_adapter_names(config, models or {})
     if gateway.lora_dir is not None and not config.enable_lora:
         raise ConfigError("lora_dir", "given together with enable_lora", gateway.lora_dir)
     warn_of_open_access(gateway, config)

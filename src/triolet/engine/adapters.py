@@ -69,6 +69,12 @@ def adapter_usage(live: Iterable[LiveRequest], max_loras: int) -> AdapterUsage:
     return AdapterUsage(max_loras, running, waiting)
 
 
+def configured_adapters(config: EngineConfig) -> tuple[tuple[str, str, str], ...]:
+    """Return name, field and entry of each adapter that an engine loads at its start."""
+    fields = ("lora_modules", config.lora_modules), ("prompt_adapters", config.prompt_adapters)
+    return tuple((entry.partition("=")[0], field, entry) for field, entries in fields for entry in entries)
+
+
 async def register_lora(engine: AdapterMethods, lora_request: LoRARequest) -> None:
     """Load a LoRA adapter as `add_lora` does, and know its name until it is removed.
 

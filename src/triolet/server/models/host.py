@@ -25,8 +25,9 @@ from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.core.model_registry import LoadModel, ModelRegistry, ModelState
 from triolet.core.tools.answer import thinking_switch_of
+from triolet.engine.adapters import configured_adapters
 from triolet.engine.engine import Engine
-from triolet.errors import EngineUnhealthy, TrioletError
+from triolet.errors import ConfigError, EngineUnhealthy, TrioletError
 from triolet.observability.prometheus import Metrics
 from triolet.protocol.errors import WireError, model_not_found
 from triolet.protocol.responses.requests import CreateResponse, SamplingPlan
@@ -74,6 +75,13 @@ class HostedModel:
     attempt: LoadAttempt = attrs.field(factory=LoadAttempt)
     leave: trio.Event = attrs.field(factory=trio.Event)  # closes the engine
 
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of its adapters; while it is not loaded, of those that it will load."""
+        if self.context is None:
+            return tuple(name for name, _, _ in configured_adapters(self.config))
+        return self.context.adapter_names()
+
 
 @attrs.frozen(eq=False)
 class ModelSession:
@@ -115,6 +123,25 @@ class ModelHost:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._models)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the adapters of all models."""
+        return tuple(name for model in self._models.values() for name in model.adapter_names)
+
+    def model_of(self, name: str) -> str | None:
+        """Return the model that has a name, or has an adapter of that name; None if it is none of these."""
+        if name in self._models:
+            return name
+        return next((model.name for model in self._models.values() if name in model.adapter_names), None)
+
+    def added_to(self, first: ResponsesContext) -> ResponsesContext:
+        """Return the context of the server's first model with the names of these models and of their adapters."""
+        return attrs.evolve(
+            first,
+            models=(*first.models, *self.names),
+            adapter_names=lambda: (*first.adapter_names(), *self.adapter_names),
+        )
 
     @property
     def engines(self) -> list[Engine]:
@@ -165,9 +192,10 @@ class ModelHost:
             WireError: the request is wrong, or there is no such model.
             ModelNotLoaded: it must be loaded first.
         """
-        model = self._models.get(request.model)
-        if model is None:
+        name = self.model_of(request.model)
+        if name is None:
             raise model_not_found(request.model)
+        model = self._models[name]
         if model.context is None:
             raise ModelNotLoaded(model.name)
         return model.context.planned(request)
@@ -299,6 +327,24 @@ async def _until_left(model: HostedModel, engine: Engine) -> None:
             await model.leave.wait()
         with contextlib.suppress(EngineUnhealthy):
             engine.check_health()
+
+
+def check_adapter_names(first: EngineConfig, models: Mapping[str, FurtherModel]) -> None:
+    """Check that each adapter that a server loads has a name of its own.
+
+    Args:
+        first: configuration of the first model.
+        models: the others, by name.
+    Raises:
+        ConfigError: a model or another adapter has the name.
+    """
+    configs = (first, *(model.config for model in models.values()))
+    taken = {first.model_name, first.model, *models}
+    for config in configs:
+        for name, field, entry in configured_adapters(config):
+            if name in taken:
+                raise ConfigError(field, "names that no model and no other adapter has", entry)
+            taken.add(name)
 
 
 def load_failed(name: str, error: Exception) -> WireError:

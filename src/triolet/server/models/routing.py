@@ -34,6 +34,8 @@ MODEL_PATHS = frozenset(
         "/rerank",
         "/v1/rerank",
         "/v2/rerank",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
     )
 )
 """Paths whose bodies have a `model`."""
@@ -62,9 +64,9 @@ class ModelMiddleware:
         scope["state"]["payload"] = payload
         name = payload.get("model")
         with ExitStack() as held:
-            if isinstance(name, str) and name in self.host.names:
-                held.enter_context(self.host.hold(name))
-                loaded = await cancel_on_disconnect(receive, lambda: self.host.loaded(name))
+            if isinstance(name, str) and (hosted := self.host.model_of(name)) is not None:
+                held.enter_context(self.host.hold(hosted))
+                loaded = await cancel_on_disconnect(receive, lambda: self.host.loaded(hosted))
                 scope["state"]["context"] = attrs.evolve(
                     self.context, engine=loaded.engine, responses_context=loaded.context
                 )

@@ -178,7 +178,7 @@ class ResponsesConnection:
 
     def _plan(self, request: CreateResponse) -> SamplingPlan:
         """Return the plan of a request for any model of the server."""
-        if self._models is None or request.model not in self._models.names:
+        if self._models is None or self._models.model_of(request.model) is None:
             return self._context.planned(request)
         return self._models.plan(request)
 
@@ -326,7 +326,7 @@ class ResponsesService:
         self.models: ModelHost | None = None
         if models:
             self.models = ModelHost(models, config, self._context_of)
-            self.context = attrs.evolve(self.context, models=(*self.context.models, *models))
+            self.context = self.models.added_to(self.context)
             nursery.start_soon(self.models.run, nursery)
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
@@ -482,11 +482,11 @@ class ResponsesService:
         wait_for_room: WaitForRoom,
     ) -> None:
         with self.acquire_slot(owner, answer):
-            if self.models is None or answer.model not in self.models.names:
+            if self.models is None or (hosted := self.models.model_of(answer.model)) is None:
                 await self.active.generate(self.engine, answer, messages, owner, emit, wait_for_room)
                 return
-            with self.models.hold(answer.model):  # again: it may have waited in its lane
-                engine = (await self.models.loaded(answer.model)).engine
+            with self.models.hold(hosted):  # again: it may have waited in its lane
+                engine = (await self.models.loaded(hosted)).engine
                 await self.active.generate(engine, answer, messages, owner, emit, wait_for_room)
 
     def continue_restored(

@@ -24,7 +24,6 @@ from triolet.server.responses.generate import (
     ActiveResponses,
     access_to,
     adapter_argument,
-    adapter_names,
     salt_of,
 )
 from triolet.server.responses.service import ResponsesService
@@ -76,7 +75,8 @@ class AppContext:
         Raises:
             WireError: no model of that name is served.
         """
-        if name not in self.model_names and not (takes_adapters and name in adapter_names(self.engine)):
+        adapters = self.responses_context.adapter_names if takes_adapters else tuple
+        if name not in self.model_names and name not in adapters():
             raise model_not_found(name)
 
     def adapter_argument(self, name: str) -> dict[str, Any]:

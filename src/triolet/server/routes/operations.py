@@ -22,9 +22,9 @@ from triolet.core.tools.answer import thinking_switch_of
 from triolet.engine.adapters import register_lora
 from triolet.errors import EngineDead, EngineUnhealthy, ModelError, TrioletError, shown
 from triolet.observability.prometheus import CONTENT_TYPE
-from triolet.protocol.errors import WireError, wrong
+from triolet.protocol.errors import WireError, model_not_found, wrong
 from triolet.protocol.responses.session import shutting_down
-from triolet.server.responses.generate import adapter_argument, adapter_names
+from triolet.server.responses.generate import adapter_argument
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import read_json
 
@@ -228,26 +228,30 @@ async def stop_profile(request: Request) -> Response:
 
 
 async def load_lora_adapter(request: Request) -> Response:
-    """Load a LoRA adapter, for an operator: `{"lora_name", "lora_path", "load_inplace"}`, as in vLLM.
+    """Load a LoRA adapter, for an operator: `{"lora_name", "lora_path", "load_inplace", "model"}`, as in vLLM.
 
-    `lora_path` lies within the server's `lora_dir`; the route is there only with that.
+    `lora_path` lies within the server's `lora_dir`; the route is there only with that. `model` is the first one if it
+    is left out.
     """
     context = operator_context(request)
     engine = context.engine
-    body = await _read_fields(request, "lora_name", "lora_path", "load_inplace")
+    body = await _read_fields(request, "lora_name", "lora_path", "load_inplace", "model")
+    _check_adapted_model(context, body)
+    # Of all models of the server: a name chooses the model, too.
+    served = context.responses_context if context.gateway is None else context.gateway.context
     name, load_inplace = body.get("lora_name"), body.get("load_inplace", False)
     if not name or not body.get("lora_path"):
         param = "lora_path" if name else "lora_name"
         raise WireError(
             "Both 'lora_name' and 'lora_path' must be provided.", code="invalid_value", param=param
         )
-    if not isinstance(name, str) or name in context.model_names:
-        raise wrong("lora_name", "a string that is not the model's name", name)
+    if not isinstance(name, str) or name in served.models:
+        raise wrong("lora_name", "a string that is not the name of a model", name)
     if not isinstance(load_inplace, bool):
         raise wrong("load_inplace", "true or false", load_inplace)
     folder = _adapter_folder(context.config.lora_dir or "", body["lora_path"])
     numbers = {lora.lora_name: lora.lora_int_id for lora in engine.loras()}
-    if name in adapter_names(engine) and not (load_inplace and name in numbers):
+    if name in served.adapter_names() and not (load_inplace and name in numbers):
         raise WireError(
             f"The lora adapter {name!r} has already been loaded. If you want to load the adapter in place, set "
             "'load_inplace' to True.",
@@ -265,9 +269,11 @@ async def load_lora_adapter(request: Request) -> Response:
 
 
 async def unload_lora_adapter(request: Request) -> Response:
-    """Forget a LoRA adapter, for an operator: `{"lora_name", "lora_int_id"}`, as in vLLM; requests with it go on."""
-    engine = operator_context(request).engine
-    body = await _read_fields(request, "lora_name", "lora_int_id")
+    """Forget a LoRA adapter, for an operator: `{"lora_name", "lora_int_id", "model"}`; requests with it go on."""
+    context = operator_context(request)
+    engine = context.engine
+    body = await _read_fields(request, "lora_name", "lora_int_id", "model")
+    _check_adapted_model(context, body)
     name, number = body.get("lora_name"), body.get("lora_int_id")
     if not name or not isinstance(name, str):
         raise wrong("lora_name", "the name of an adapter", name)
@@ -277,6 +283,16 @@ async def unload_lora_adapter(request: Request) -> Response:
         raise WireError(sentence, code="adapter_not_found", status=404, param="lora_name")
     engine.remove_lora(loaded[name])
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _check_adapted_model(context: AppContext, body: dict[str, Any]) -> None:
+    """Check that `model`, if it is given, is the model of the context; `ModelMiddleware` has chosen that by it.
+
+    Raises:
+        WireError: no model has that name.
+    """
+    if (model := body.get("model")) is not None and model not in context.model_names:
+        raise model_not_found(str(model))
 
 
 def _adapter_folder(allowed: str, path: object) -> Path:
@@ -370,7 +386,7 @@ async def requests(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """List the served models under all their names."""
     context = context_of(request)
-    adapters = [_adapter_card(context, name) for name in adapter_names(context.engine)]
+    adapters = [_adapter_card(context, name) for name in context.responses_context.adapter_names()]
     return JSONResponse(
         {"object": "list", "data": [*(_card(context, name) for name in context.model_names), *adapters]}
     )
@@ -388,6 +404,10 @@ async def model(request: Request) -> Response:
 
 
 def _adapter_card(context: AppContext, name: str) -> dict[str, Any]:
+    host = None if context.gateway is None else context.gateway.models
+    if host is not None and (hosted := host.model_of(name)) is not None:
+        card = _card(context, hosted)
+        return {**card, "id": name, "root": name, "parent": hosted, "tasks": card["tasks"] and (GENERATE,)}
     # The folder is not shown: with keys, it would tell any client about the disk of the server.
     lora = adapter_argument(context.engine, name).get("lora")
     return {
