@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -17,14 +17,35 @@ from triolet.client.address import ServerAddress, ServerError
 RECEIVE_BYTES: Final = 65_536
 CONNECT_TIMEOUT_S: Final = 10.0
 MAX_ERROR_CHARS: Final = 300  # of a body that is no JSON error
+TRANSIENT_STATUSES: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
 class HttpError(ServerError):
-    """Answer of a server with a status other than 200."""
+    """Answer of a server with a status other than that of success.
 
-    def __init__(self, address: ServerAddress, status: int, sentence: str) -> None:
-        super().__init__(f"{address} answers {status}: {sentence}")
-        self.status = status
+    Args:
+        address: of the server.
+        status: of the answer.
+        body: of the answer.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        status: int,
+        body: bytes = b"",
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        super().__init__(f"{address} answers {status}: {_sentence(body)}")
+        self.status, self.error = status, _error_of(body)
+        given = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
+        self.retry_after_s = float(given) if given.isdigit() else None
+
+    @property
+    def is_transient(self) -> bool:
+        """True if another attempt may do better."""
+        return self.status in TRANSIENT_STATUSES
 
 
 @attrs.define(eq=False)
@@ -101,7 +122,7 @@ async def request(
             assert isinstance(head, h11.Response)
             answer.status = head.status_code
             if answer.status != 200:
-                raise HttpError(address, answer.status, _sentence(await answer.body()))
+                raise HttpError(address, answer.status, await answer.body(), head.headers)
             yield answer
         except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
             raise ServerError(f"the connection to {address} broke: {reason_of(error)}") from error
@@ -118,6 +139,18 @@ async def get_json(address: ServerAddress, path: str) -> Any:
             return json.loads(await answer.body())
         except ValueError as error:
             raise ServerError(f"{address}{path} must answer JSON; {error}") from error
+
+
+async def model_cards(address: ServerAddress) -> list[dict[str, Any]]:
+    """Return what a server tells of its models.
+
+    Raises:
+        ServerError: the server cannot be reached, or lists no models.
+    """
+    match await get_json(address, "/models"):
+        case {"data": list(cards)} if all(isinstance(card, dict) and "id" in card for card in cards):
+            return cards
+    raise ServerError(f"{address}/models must list models; got something else")
 
 
 async def connect(address: ServerAddress) -> trio.abc.Stream:
@@ -166,12 +199,20 @@ async def _send(
     await stream.send_all(b"".join(part for part in data if part))
 
 
+def _error_of(body: bytes) -> Mapping[str, Any]:
+    """Return the `error` object of an error's body; empty without one."""
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
 def _sentence(body: bytes) -> str:
     """Return the message of an error's body."""
     try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+        return str(_error_of(body)["message"])
+    except KeyError:
         return " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS] or "no message"
 
 

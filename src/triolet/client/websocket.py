@@ -18,23 +18,32 @@ from wsproto.events import (
     CloseConnection,
     Ping,
     RejectConnection,
+    RejectData,
     Request,
     TextMessage,
 )
 from wsproto.utilities import ProtocolError
 
 from triolet.client.address import ServerAddress, ServerError
-from triolet.client.http import RECEIVE_BYTES, connect, reason_of
+from triolet.client.http import RECEIVE_BYTES, HttpError, connect, reason_of
 
 HANDSHAKE_WITHIN_S: Final = 10.0
 CLOSE_WITHIN_S: Final = 1.0
 # A server that has vanished without closing anything is found by a ping that is not answered.
 SILENCE_S: Final = 20.0
-TRANSIENT_STATUSES: Final = (408, 425, 429, 500, 502, 503, 504)  # of a handshake
 
 
 class ConnectionLost(ServerError):
-    """Connection that could not be made or has ended; another one may do better."""
+    """Connection that could not be made or has ended; another one may do better.
+
+    Args:
+        sentence: for people.
+        close_code: of the server's close frame; None if the connection ended without one.
+    """
+
+    def __init__(self, sentence: str, close_code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.close_code = close_code
 
 
 @attrs.define(eq=False)
@@ -71,25 +80,30 @@ class ClientWebSocket:
                 elif isinstance(event, Ping):
                     await self._send(event.response())
                 elif isinstance(event, CloseConnection):
-                    raise ConnectionLost(f"close code {int(event.code)}")
+                    raise ConnectionLost(_closing(event), int(event.code))
             await self._read()
 
     async def shake_hands(self, address: ServerAddress, path: str) -> None:
         """Open the WebSocket at a path.
 
         Raises:
-            ConnectionLost: the server does not answer, or not now.
-            ServerError: it refuses this client.
+            ConnectionLost: the server does not answer.
+            HttpError: it refuses the WebSocket.
         """
+        body, refusal = b"", None
         await self._send(Request(host=address.authority, target=path, extra_headers=address.headers))
         while True:
             for event in self._protocol.events():
                 if isinstance(event, AcceptConnection):
                     return
                 if isinstance(event, RejectConnection):
-                    sentence = f"{address.websocket_url} answers {event.status_code}"
-                    kind = ConnectionLost if event.status_code in TRANSIENT_STATUSES else ServerError
-                    raise kind(sentence)
+                    refusal = event
+                if isinstance(event, RejectData):
+                    body += event.data
+                if refusal is not None and (
+                    not refusal.has_body or (isinstance(event, RejectData) and event.body_finished)
+                ):
+                    raise HttpError(address, refusal.status_code, body, refusal.headers)
             await self._read()
 
     async def close(self) -> None:
@@ -134,13 +148,17 @@ class ClientWebSocket:
             raise ConnectionLost("the connection broke") from error
 
 
+def _closing(event: CloseConnection) -> str:
+    return f"close code {int(event.code)}" + (f": {event.reason}" if event.reason else "")
+
+
 @asynccontextmanager
 async def open_responses_socket(address: ServerAddress) -> AsyncIterator[ClientWebSocket]:
     """Open a WebSocket of the Responses protocol; it is closed with the scope.
 
     Raises:
-        ConnectionLost: the server cannot be reached, or not now.
-        ServerError: it refuses this client.
+        ConnectionLost: the server cannot be reached.
+        HttpError: it refuses the WebSocket.
     """
     try:
         stream = await connect(address)

@@ -18,7 +18,7 @@ from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.backends.events import GONE, RETRIED, RefusedByServer, ResponseReader
 from triolet.cli.reply import Reply
 from triolet.client.address import ServerAddress, ServerError
-from triolet.client.http import get_json
+from triolet.client.http import HttpError, model_cards
 from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
@@ -74,26 +74,19 @@ class RemoteBackend:
     async def models(self) -> list[ModelEntry]:
         return [
             ModelEntry(one["id"], f"{length} tokens" if (length := one.get("max_model_len")) else "")
-            for one in await self._cards()
+            for one in await model_cards(self._address)
         ]
 
     async def switch(self, model: str) -> None:
         await self._choose(model)
 
     async def _choose(self, model: str | None) -> None:
-        cards = {one["id"]: one for one in await self._cards()}
+        cards = {one["id"]: one for one in await model_cards(self._address)}
         name = model or next(iter(cards), None)
         if name is None or name not in cards:
             raise ServerError(f"{self._address} has no model {name!r}; it has {', '.join(cards) or 'none'}")
         self.model, self.max_model_len = name, cards[name].get("max_model_len")
         self.thinking_switch = cards[name].get("thinking_switch", THINKING_SWITCHES[0])
-
-    async def _cards(self) -> list[dict[str, Any]]:
-        listed = await get_json(self._address, "/models")
-        match listed:
-            case {"data": list(cards)} if all(isinstance(card, dict) and "id" in card for card in cards):
-                return cards
-        raise ServerError(f"{self._address}/models must list models; got something else")
 
     # ------------------------------------------------------------------------------------------ replies
 
@@ -106,7 +99,9 @@ class RemoteBackend:
             try:
                 async with open_responses_socket(self._address) as socket:
                     await self._follow(socket, request, reader)
-            except ConnectionLost as error:
+            except (ConnectionLost, HttpError) as error:
+                if isinstance(error, HttpError) and not error.is_transient:
+                    raise
                 if lost_at is None or reader.last_number > before:  # what came since then is progress
                     lost_at, delay_s = trio.current_time(), FIRST_DELAY_S
                     sink.notice(f"The connection was lost ({error}); trying to connect again.")
