@@ -18,6 +18,9 @@ from triolet.protocol.errors import WireError
 
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
+METHODS = "GET, POST, DELETE, OPTIONS"
+SHOWN_HEADERS = "x-request-id, retry-after"
+PREFLIGHT_S = "600"
 
 
 @attrs.frozen(kw_only=True)
@@ -144,6 +147,30 @@ class Access:
                 status=403,
                 type="permission_error",
             )
+
+    def cross_origin_headers(self, origin: str | None, host: str | None) -> dict[str, str]:
+        """Return the headers that let a page of another origin read the answer, if it may."""
+        if origin is None or not self.is_allowed_origin(origin, host):
+            return {}
+        return {
+            "access-control-allow-origin": ANY if ANY in self.allowed_origins else origin,
+            "access-control-expose-headers": SHOWN_HEADERS,
+            # Caches must not answer one origin with the headers of another.
+            "vary": "Origin",
+        }
+
+
+def preflight_headers(asked: str | None) -> dict[str, str]:
+    """Return the headers of the answer to a CORS preflight; the origin was found to be allowed.
+
+    Args:
+        asked: the Access-Control-Request-Headers header.
+    """
+    return {
+        "access-control-allow-methods": METHODS,
+        "access-control-allow-headers": asked or ANY,
+        "access-control-max-age": PREFLIGHT_S,
+    }
 
 
 def owner_name(key: bytes) -> str:

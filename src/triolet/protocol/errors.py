@@ -86,6 +86,12 @@ class WireError(TrioletError):
             seconds = RESTART_S
         return None if seconds is None else max(math.ceil(seconds), 1)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of an answer with this error, beside those of its body."""
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**headers, "www-authenticate": "Bearer"} if self.status == 401 else headers
+
     def streamed_body(self) -> dict[str, Any]:
         """Return the `error` object where no header can follow; `retry_after` stands for the header."""
         return self.body() if self.retry_after is None else {**self.body(), "retry_after": self.retry_after}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -28,6 +27,7 @@ from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
 from triolet.server.responses.vendor_events import vendor_events
 from triolet.server.transport.client_stream import InputBudget
+from triolet.server.transport.ids import new_id
 
 EmitEvents = Callable[[Sequence[Event]], None]
 """Receives the events of a response."""
@@ -224,12 +224,6 @@ def adapter_argument(engine: Engine, name: str) -> dict[str, Any]:
         if prompt_adapter.prompt_adapter_name == name:
             return {"prompt_adapter": prompt_adapter}
     raise model_not_found(name)
-
-
-def new_id(prefix: str) -> str:
-    """Return an unguessable id."""
-    # Where there are no keys, an id is all that protects a stored response.
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def salt_of(salt: str | None, owner: str | None) -> str | None:

@@ -390,10 +390,7 @@ class ResponsesService:
         except WireError as error:
             self.metrics.note_error(error.status, error.code)
             self.metrics.note_response(PATH if handshake.path == PATH else UNMATCHED, error.status)
-            headers = {"Content-Type": "application/json"}
-            if error.retry_after is not None:
-                headers["Retry-After"] = str(error.retry_after)
-            await handshake.reject(error.status, headers, encode({"error": error.body()}).encode())
+            await handshake.refuse(error)
             return None
         self.metrics.note_response(PATH, 101)
         await handshake.accept()

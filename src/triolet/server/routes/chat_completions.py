@@ -16,12 +16,12 @@ from triolet.core.tools import ToolPlan
 from triolet.core.tools.answer import thinking_switch_of
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
-from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import refusals
 from triolet.server.routes.generation_route import GenerationHandler
 from triolet.server.routes.request_body import read_json
 from triolet.server.routes.sse import EventSender
+from triolet.server.transport.ids import new_id
 
 
 async def chat_completions(request: Request) -> Response:

@@ -19,12 +19,7 @@ log = logging.getLogger("triolet.http")
 
 def error_response(error: WireError) -> Response:
     """Return the response for an error."""
-    headers = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(error.retry_after)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": error.body()}, error.status, headers)
+    return JSONResponse({"error": error.body()}, error.status, error.headers)
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -17,11 +17,11 @@ from triolet.core.request.request import FinishReason
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.generation import GenerationRequest, Usage
 from triolet.protocol.responses.session import shutting_down
-from triolet.server.responses.generate import new_id
 from triolet.server.responses.vendor_events import VendorEventTeller
 from triolet.server.routes.app_context import AppContext, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect
 from triolet.server.routes.sse import EventSender, EventStream
+from triolet.server.transport.ids import new_id
 
 Body = TypeVar("Body", bound=GenerationRequest)
 

@@ -5,29 +5,22 @@ It is a plain ASGI middleware, so that handlers learn at once when the client di
 
 from __future__ import annotations
 
-import re
-
 import attrs
 import trio
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triolet.observability.prometheus import UNMATCHED
-from triolet.protocol.access import ANY
+from triolet.protocol.access import preflight_headers
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.session import shutting_down
-from triolet.server.responses.generate import new_id
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
 from triolet.server.routes.request_body import ClientDisconnected
-
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-METHODS = "GET, POST, DELETE, OPTIONS"
-SHOWN_HEADERS = "x-request-id, retry-after"
-PREFLIGHT_S = "600"
+from triolet.server.transport.ids import request_id_of
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
 OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/ping", "/metrics", "/version"))
@@ -55,9 +48,11 @@ class AccessMiddleware:
         request = Request(scope, receive)
         route = _route_of(scope)
         state = scope.setdefault("state", {})
-        state["request_id"] = _request_id(request.headers)
+        headers, access = request.headers, self.context.access
+        state["request_id"] = request_id_of(headers.get("x-request-id"))
         state["arrived_s"] = trio.current_time()
-        response = _Response(send, state["request_id"], self._cross_origin_headers(request.headers))
+        cross_origin = access.cross_origin_headers(headers.get("origin"), headers.get("host"))
+        response = _Response(send, state["request_id"], cross_origin)
         try:
             refusal = self._refusal(request)
             if refusal is not None:
@@ -80,7 +75,8 @@ class AccessMiddleware:
             access.check_host(headers.get("host"))
             access.check_origin(headers.get("origin"), headers.get("host"))
             if request.method == "OPTIONS" and "access-control-request-method" in headers:
-                return _preflight(headers)
+                asked = headers.get("access-control-request-headers")
+                return Response(status_code=204, headers=preflight_headers(asked))
             if path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
                 request.scope["state"]["owner"] = access.owner(headers.get("authorization"))
             gateway = self.context.gateway
@@ -97,19 +93,6 @@ class AccessMiddleware:
         response = error_response(error)
         response.headers["connection"] = "close"  # the next attempt must reach another server
         return response
-
-    def _cross_origin_headers(self, headers: Headers) -> dict[str, str]:
-        """Return the headers that let a page of another origin read the response, if it may."""
-        origin, access = headers.get("origin"), self.context.access
-        if origin is None or not access.is_allowed_origin(origin, headers.get("host")):
-            return {}
-        allowed = ANY if ANY in access.allowed_origins else origin
-        return {
-            "access-control-allow-origin": allowed,
-            "access-control-expose-headers": SHOWN_HEADERS,
-            # Caches must not answer one origin with the headers of another.
-            "vary": "Origin",
-        }
 
 
 @attrs.define(eq=False)
@@ -134,13 +117,6 @@ class _Response:
         await self._send(message)
 
 
-def _request_id(headers: Headers) -> str:
-    """Return the client's own request id if it is valid, otherwise a new one."""
-    given = headers.get("x-request-id", "")
-    # It goes into headers and logs, so line breaks and the like are refused.
-    return given if REQUEST_ID.fullmatch(given) else new_id("req")
-
-
 def _route_of(scope: Scope) -> str:
     """Return the pattern of the route of a request; a path that is unknown is not told, since clients make it up."""
     # Matched here: a refusal comes before the app matches it, and one endpoint may have several routes.
@@ -158,15 +134,3 @@ def _path(scope: Scope) -> str:
     """Return the path below the mount point of the app."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "")) or "/"
-
-
-def _preflight(headers: Headers) -> Response:
-    """Answer a CORS preflight; the origin was found to be allowed."""
-    return Response(
-        status_code=204,
-        headers={
-            "access-control-allow-methods": METHODS,
-            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
-            "access-control-max-age": PREFLIGHT_S,
-        },
-    )

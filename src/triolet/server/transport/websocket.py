@@ -30,6 +30,7 @@ from wsproto.frame_protocol import CloseReason
 
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
+from triolet.protocol.json import encode
 from triolet.server.transport.client_stream import ClientStream, InputBudget, InputReservation
 
 RECEIVE_BYTES = 2**16
@@ -101,10 +102,17 @@ class Handshake:
         chosen = "realtime" if "realtime" in others else next(iter((*others, *self._protocols)), None)
         await self._request.accept(subprotocol=chosen)
 
-    async def reject(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Answer with an HTTP error."""
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._request.reject(status, extra_headers=encoded, body=body)
+    async def refuse(self, error: WireError, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with an HTTP error.
+
+        Args:
+            error: why the WebSocket is refused.
+            headers: further ones.
+        """
+        all_headers = {"content-type": "application/json", **error.headers, **(headers or {})}
+        encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+        body = encode({"error": error.body()}).encode()
+        await self._request.reject(error.status, extra_headers=encoded, body=body)
 
 
 class ServerSocket(WebSocketConnection):
