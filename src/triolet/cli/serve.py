@@ -18,7 +18,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -28,7 +27,6 @@ import attrs
 import trio
 
 from triolet.actors.supervisor import ChildSpec, Supervisor
-from triolet.cli.failures import INTERRUPTED, TERMINATED
 from triolet.cli.loading import opened
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import variable_name
@@ -44,6 +42,7 @@ from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.listener import Listener, bind, tls_context
+from triolet.server.transport.shutdown import StopSignals, drain_deadlines
 
 CHECK_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 10.0
@@ -93,8 +92,7 @@ def run(
     finally:
         # The interpreter visits every object as it ends, which takes most of a second of the grace period.
         gc.freeze()
-    if server.signal == signal.SIGINT:
-        raise SystemExit(INTERRUPTED)
+    server.signals.raise_for_interrupt()
 
 
 @attrs.define(eq=False)
@@ -104,18 +102,17 @@ class Server:
     gateway: GatewayConfig  # configuration of the server
     config: EngineConfig  # configuration of the first model's engine
     models: Mapping[str, FurtherModel] = attrs.field(factory=dict)  # further models, by name
-    signal: int | None = None  # number of the first signal; None before
+    signals: StopSignals = attrs.field(factory=StopSignals)
     _front: Listener | None = attrs.field(default=None, init=False)
-    _sockets: Sequence[trio.socket.SocketType] = attrs.field(
-        default=(), init=False
-    )  # bound for the first listener
+    # Bound for the first listener.
+    _sockets: Sequence[trio.socket.SocketType] = attrs.field(default=(), init=False)
     _url: str = attrs.field(default="", init=False)
 
     async def run(self) -> None:
         """Serve until a signal has come and the server has drained."""
         async with trio.open_nursery() as nursery:
-            signalled = trio.Event()
-            await nursery.start(self._watch_signals, signalled)
+            signalled = self.signals.came
+            await nursery.start(self.signals.watch)
             with trio.CancelScope() as loading:
                 nursery.start_soon(_cancel_after, signalled, loading)
                 async with AsyncExitStack() as stack:
@@ -184,12 +181,8 @@ class Server:
         log.info(
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
         )
-        now, grace_s = trio.current_time(), self.gateway.grace_period
-        # Everything must end within the grace period, since the sender of the signal may kill the process at its end.
-        # The first half of the rest is for sending the ends of answers and for closing WebSockets, the second half for
-        # the snapshot and for ending the engine's processes.
-        rest_s = min(2 * self.gateway.close_timeout, grace_s / 2)
-        deadline, closed_by = now + grace_s - rest_s, now + grace_s - rest_s / 2
+        # After the second one, the snapshot is written and the engine's processes end.
+        deadline, closed_by = drain_deadlines(self.gateway)
         assert self._front is not None, "it listens"
         await self._front.drain()
         async with trio.open_nursery() as nursery:
@@ -200,17 +193,6 @@ class Server:
         await self._front.stop(closed_by)
         if self.gateway.snapshot is not None:
             await save_responses(Path(self.gateway.snapshot), gateway, snapshot)
-
-    async def _watch_signals(self, signalled: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for number in signals:
-                if self.signal is not None:
-                    log.warning("a second signal: ending at once")
-                    logging.shutdown()
-                    os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
-                self.signal = number
-                signalled.set()
 
 
 async def _cancel_after(signalled: trio.Event, scope: trio.CancelScope) -> None:

@@ -133,10 +133,14 @@ class Listener:
         await self.drain()
         self._listening.cancel()
         with trio.move_on_at(deadline):
-            # Later connections are not waited for: nothing is answered on them but 503.
-            while self._before_drain:
-                await self._gone.park()
+            await self.wait_for_ends()
         self._connections.cancel()
+
+    async def wait_for_ends(self) -> None:
+        """Wait until the connections opened before the drain have ended."""
+        # Later connections are not waited for: nothing is answered on them but 503.
+        while self._before_drain:
+            await self._gone.park()
 
     def _url(self, listener: trio.SocketListener) -> str:
         if self.config.uds is not None:
