@@ -101,6 +101,12 @@ class Continuation:
         """Return the id of this engine for one that the client knows."""
         return next((new for new, old in self._ids.items() if old == text), text)
 
+    @property
+    def response_id(self) -> str | None:
+        """Id of this engine for the response; None before it has told it."""
+        known = None if self.sent.response is None else self.sent.response["id"]
+        return next((new for new, old in self._ids.items() if old == known), None)
+
     def follow(self, event: Event) -> Event | None:
         """Return what the client is to be sent for an event of this engine; None for what it has.
 

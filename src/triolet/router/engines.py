@@ -8,6 +8,9 @@ Each engine is asked for its readiness every second. One that sleeps or restarts
 has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: their
 scopes are cancelled, and the caller places them anew. An engine that accepts connections and answers nothing is down as
 well, since its `/health` says whether it makes progress.
+
+An engine tells its models whenever it comes up. One that serves others than the fleet is down, and is asked again until
+it serves the same.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import attrs
 import trio
 
 from triolet.client.address import ServerAddress, ServerError
-from triolet.client.http import HttpError, get_json, request
+from triolet.client.http import HttpError, model_cards, request
 from triolet.core.dispatch.dispatcher import Dispatcher
 from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
 
@@ -54,11 +57,13 @@ class RoutedEngine:
     number: int
     address: ServerAddress
     state: EngineState = EngineState.STARTING
-    models: frozenset[str] = frozenset()  # names, once known
+    # Names; None until the engine has told them since it came up, empty if it keeps them from the router.
+    models: frozenset[str] | None = None
     num_requests: int = 0  # that it has been given
     # Scopes of its present requests, with what tells whether each may be moved to another engine.
     scopes: dict[trio.CancelScope, Callable[[], bool]] = attrs.field(factory=dict)
     _num_missed: int = 0
+    _complaint: str = ""  # why it gets nothing, as the log says
 
     @property
     def root(self) -> ServerAddress:
@@ -77,6 +82,7 @@ class Engines:
         self.all = tuple(RoutedEngine(number, address) for number, address in enumerate(addresses))
         self.on_move: Callable[[], None] = lambda: None  # called when a request goes on at another engine
         self._dispatcher = Dispatcher(BLOCK_CHARS // CHARS_PER_TOKEN)
+        self.is_closed = False
         self._changed = trio.lowlevel.ParkingLot()
 
     @property
@@ -102,11 +108,19 @@ class Engines:
                 await self._changed.park()
 
     async def wait_for_one(self, timeout_s: float) -> bool:
-        """Wait until an engine is up; False if none is in time."""
+        """Wait until an engine is up; False if none is in time, or the fleet is closed."""
         with trio.move_on_after(timeout_s):
-            while not self.up:
+            while not self.up and not self.is_closed:
                 await self._changed.park()
-        return bool(self.up)
+        return bool(self.up) and not self.is_closed
+
+    def close(self) -> None:
+        """End all requests, for good; those that wait for an engine get none."""
+        self.is_closed = True
+        for engine in self.all:
+            for scope in tuple(engine.scopes):
+                scope.cancel()
+        self._changed.unpark_all()
 
     # ---------------------------------------------------------------------------------------- requests
 
@@ -178,18 +192,40 @@ class Engines:
     async def _checked(self, engine: RoutedEngine) -> EngineState:
         try:
             with trio.fail_after(CHECK_TIMEOUT_S):
-                if not engine.models:
-                    engine.models = await _models_of(engine)
                 async with request(engine.root, "/health/ready"):
                     pass
+                if engine.models is None:
+                    return self._with_models(engine, await _models_of(engine))
         except HttpError as error:
             if error.status != 503:
                 return EngineState.DOWN
             return EngineState.LEAVING if "shutting down" in str(error) else EngineState.DRAINING
-        except (ServerError, trio.TooSlowError, OSError):
+        except trio.TooSlowError:
             return EngineState.DOWN
-        if engine.models and engine.models != self.models:
+        except (ServerError, OSError):
+            engine.models = None  # there may be another engine at this address a second later
             return EngineState.DOWN
+        return EngineState.UP
+
+    def _with_models(self, engine: RoutedEngine, models: frozenset[str]) -> EngineState:
+        """Return the state of a ready engine with these models."""
+        fleet, complaint = self.models, ""
+        if models and fleet and models != fleet:
+            complaint = f"serves {_listed(models)}, the fleet serves {_listed(fleet)}"
+        if complaint != engine._complaint:
+            engine._complaint = complaint
+            if complaint:
+                log.warning("engine %s %s: it gets nothing", engine.address, complaint)
+        if complaint:
+            engine._num_missed = MAX_MISSED  # no doubt is left that another check could remove
+            return EngineState.DOWN
+        if not models:
+            log.warning(
+                "engine %s keeps its models from a router without a valid key (--api-key, TRIOLET_API_KEY): they are "
+                "not compared with those of the fleet",
+                engine.address,
+            )
+        engine.models = models
         return EngineState.UP
 
     def _become(self, engine: RoutedEngine, state: EngineState) -> None:
@@ -197,6 +233,8 @@ class Engines:
             return
         log.info("engine %s: %s, was %s", engine.address, state.value, engine.state.value)
         engine.state = state
+        if state in (EngineState.DOWN, EngineState.LEAVING):
+            engine.models = None  # what comes up there may be another one
         known = engine.number in self._dispatcher.replicas
         if state is EngineState.UP:
             self._dispatcher.add_replica(engine.number)
@@ -217,9 +255,13 @@ class Engines:
 async def _models_of(engine: RoutedEngine) -> frozenset[str]:
     """Return the names of an engine's models; empty where it keeps them from callers without a key."""
     try:
-        answer = await get_json(engine.address, "/models")
+        cards = await model_cards(engine.address)
     except HttpError as error:
         if error.status in (401, 403):
             return frozenset()
         raise
-    return frozenset(model["id"] for model in answer["data"])
+    return frozenset(card["id"] for card in cards)
+
+
+def _listed(models: frozenset[str]) -> str:
+    return ", ".join(sorted(models))

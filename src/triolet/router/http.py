@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -19,11 +19,15 @@ import trio
 
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import RECEIVE_BYTES, connect, reason_of
+from triolet.protocol.access import Access, preflight_headers
 from triolet.protocol.errors import WireError
+from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.refusals import events_moved, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
+from triolet.server.transport.ids import request_id_of
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -46,9 +50,11 @@ HOP_HEADERS: Final = frozenset(
         b"host",
         b"content-length",
         b"expect",
+        b"date",  # the listener's own comes instead
     )
 )
-
+# Headers that the router has judged or makes: an engine knows neither the name nor the pages of the router.
+OWN_HEADERS: Final = HOP_HEADERS | {b"origin", b"x-request-id"}
 
 log = logging.getLogger("triolet.router")
 
@@ -76,6 +82,16 @@ class ClientRequest:
         return self.method == "POST" and self.payload.get("stream") is True
 
     @property
+    def is_bound(self) -> bool:
+        """True if it continues a response, which one engine alone has."""
+        return bool(self.payload.get("previous_response_id"))
+
+    @property
+    def response_id(self) -> str | None:
+        """Id in the path; None if it has none."""
+        return self.path.split("/")[3] if self.path.startswith("/v1/responses/") else None
+
+    @property
     def text(self) -> str:
         """Text of the prompt, for the choice of an engine."""
         names = ("instructions", "messages", "prompt", "input")
@@ -96,26 +112,52 @@ class RouterApp:
     Args:
         engines: the fleet.
         homes: of all clients' responses.
+        access: rules for hosts and web pages; keys are the engines'.
         max_body_bytes: longest body.
         metrics: text of the router's own metrics.
     """
 
     def __init__(
-        self, engines: Engines, homes: Homes, max_body_bytes: int, metrics: Callable[[], bytes]
+        self,
+        engines: Engines,
+        homes: Homes,
+        access: Access,
+        max_body_bytes: int,
+        metrics: Callable[[], bytes],
     ) -> None:
-        self._engines, self._homes = engines, homes
+        self._engines, self._homes, self._access = engines, homes, access
         self._max_body_bytes, self._metrics = max_body_bytes, metrics
+        self.is_draining = False  # True: new requests are refused
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http"
+        headers = {
+            name.lower().decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        host, origin = headers.get("host"), headers.get("origin")
+        more = {
+            "x-request-id": request_id_of(headers.get("x-request-id")),
+            **self._access.cross_origin_headers(origin, host),
+        }
+        send = _with_headers(send, more)
         try:
-            await self._answer(scope, receive, send)
+            self._access.check_host(host)
+            self._access.check_origin(origin, host)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                preflight = preflight_headers(headers.get("access-control-request-headers"))
+                await _send(send, 204, preflight, b"")
+            else:
+                await self._answer(scope, receive, send, more["x-request-id"])
         except WireError as error:
-            await _send_json(send, error.status, {"error": error.body()})
+            # The next attempt must reach another server.
+            closing = {"connection": "close"} if self.is_draining else {}
+            await _send_json(send, error.status, {"error": error.body()}, {**error.headers, **closing})
 
-    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send, request_id: str) -> None:
         path = scope["path"]
+        if self.is_draining and path != "/metrics":
+            raise shutting_down()
         if path in ("/health", "/ping", "/health/ready"):
             if not self._engines.up:
                 raise unavailable("No engine is ready.")
@@ -123,16 +165,16 @@ class RouterApp:
                 send, 200, {"status": "ok", "engines": [_facts(one) for one in self._engines.all]}
             )
         elif path == "/metrics":
-            await _send(
-                send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], self._metrics()
-            )
+            kind = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+            await _send(send, 200, kind, self._metrics())
         elif any(path == prefix or path.startswith(f"{prefix}/") for prefix in PREFIXES):
-            await self._until_it_disconnects(await self._request(scope, receive), receive, send)
+            request = await self._request(scope, receive, request_id)
+            await self._until_it_disconnects(request, receive, send)
         else:
             message = f"A router has no {path}: ask the engine itself."
             raise WireError(message, code="not_found", status=404, type="invalid_request_error")
 
-    async def _request(self, scope: Mapping[str, Any], receive: Receive) -> ClientRequest:
+    async def _request(self, scope: Mapping[str, Any], receive: Receive, request_id: str) -> ClientRequest:
         pieces: list[bytes] = []
         more = True
         while more:
@@ -149,7 +191,10 @@ class RouterApp:
             payload = json.loads(body) if body else {}
         except (ValueError, RecursionError):
             payload = {}
-        headers = tuple((name, value) for name, value in scope["headers"] if name.lower() not in HOP_HEADERS)
+        headers = (
+            *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
+            (b"x-request-id", request_id.encode()),
+        )
         target = scope["path"] + (f"?{query}" if query else "")
         if not isinstance(payload, dict):
             payload = {}
@@ -177,9 +222,13 @@ class RouterApp:
             raise failure
 
     async def _pass_on(self, request: ClientRequest, send: Send) -> None:
-        answer, home = _Answer(request, send, _follower(request)), self._home_of(request)
+        home = self._home_of(request)
+        answer = _Answer(request, send, _follower(request), self._homes, home)
+        target = _target(request, home)
         for attempt in range(MAX_MOVES + 1):
-            if home is None and not await self._engines.wait_for_one(NO_ENGINE_S):
+            if self._engines.is_closed or (
+                home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
+            ):
                 break
             name = secrets.token_hex(8)
             engine = home.engine if home is not None else self._engines.place(name, request.text, request.key)
@@ -188,12 +237,15 @@ class RouterApp:
             if attempt:
                 self._engines.on_move()
             try:
-                answer.begin_again()
+                answer.begin_again(engine)
                 scope = trio.CancelScope()
                 with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
-                    async with _asked(engine.address, _body(request, home), request) as (head, pieces):
+                    async with _asked(engine.address, target, _body(request, home), request) as (
+                        head,
+                        pieces,
+                    ):
                         if head.status_code != 503 or home is not None or len(self._engines.up) < 2:
-                            await self._relay(answer, engine, head, pieces, name)
+                            await self._relay(answer, head, pieces, name)
                             return
                         self._engines.note_not_ready(engine)
             except (Broken, ServerError):
@@ -205,49 +257,59 @@ class RouterApp:
                 self._engines.finish(name)
             if home is not None or not answer.may_move:
                 break
-        await answer.fail()
+        if self._engines.is_closed:
+            await answer.fail(shutting_down())
+        elif answer.has_begun:
+            await answer.fail(unavailable("The answer could not be continued by another engine."))
+        else:
+            await answer.fail(unavailable("No engine could answer."))
 
     async def _relay(
-        self,
-        answer: _Answer,
-        engine: RoutedEngine,
-        head: h11.Response,
-        pieces: AsyncIterator[bytes],
-        name: str,
+        self, answer: _Answer, head: h11.Response, pieces: AsyncIterator[bytes], name: str
     ) -> None:
+        if answer.has_begun and head.status_code != 200:
+            raise Diverged(f"it answers {head.status_code}")
         async for piece in pieces:
             await answer.add(head, piece)
             self._engines.note_progress(name, len(piece) // 64)
-        response_id = answer.response_id
-        if response_id is not None:
-            self._homes.note(response_id, Home(engine, response_id))
         await answer.end(head)
 
     def _home_of(self, request: ClientRequest) -> Home | None:
         if (home := self._homes.of(request.payload.get("previous_response_id"))) is not None:
             return home
-        parts = request.path.split("/")
-        return self._homes.of(parts[3]) if request.path.startswith("/v1/responses/") else None
+        return self._homes.of(request.response_id)
 
 
 @attrs.define(eq=False)
 class _Answer:
-    """What a client has been sent of an answer."""
+    """What a client has been sent of an answer.
+
+    Args:
+        request: that is answered.
+        send: to the client.
+        follower: of its events; None if it is no stream, or one whose events are not known.
+        homes: of all clients' responses.
+        home: of the response that the request is about; None if any engine will do.
+    """
 
     request: ClientRequest
     send: Send
     follower: _Follower | None
+    _homes: Homes
+    _home: Home | None = None
     has_begun: bool = False
-    response_id: str | None = None
+    _engine: RoutedEngine | None = None  # the present one
+    _noted: str | None = None  # id of the response at the engine that is noted as its home
     _whole: bytearray = attrs.field(factory=bytearray)
 
     @property
     def may_move(self) -> bool:
         """True if another engine can go on with it."""
-        return not self.has_begun or self.follower is not None
+        return not self.has_begun or (self.follower is not None and not self.request.is_bound)
 
-    def begin_again(self) -> None:
-        """Expect the answer of another engine from its beginning."""
+    def begin_again(self, engine: RoutedEngine) -> None:
+        """Expect the answer of an engine from its beginning."""
+        self._engine = engine
         self._whole.clear()
         if self.follower is not None:
             self.follower.begin_again()
@@ -255,10 +317,13 @@ class _Answer:
     async def add(self, head: h11.Response, piece: bytes) -> None:
         """Pass a piece of the answer on, or keep it where only a whole answer is of use."""
         if self.follower is not None and head.status_code == 200:
-            if data := self.follower.follow(piece):
+            data = self.follower.follow(piece)
+            if (ids := self.follower.ids) is not None:
+                self._note(*ids)
+            if data:
                 await self._begin(head)
                 await self.send({"type": "http.response.body", "body": data, "more_body": True})
-        elif self.request.is_stream or head.status_code != 200 or self.request.method != "POST":
+        elif head.status_code != 200 or not self._is_collected:
             await self._begin(head)
             await self.send({"type": "http.response.body", "body": piece, "more_body": True})
         else:
@@ -266,19 +331,41 @@ class _Answer:
 
     async def end(self, head: h11.Response) -> None:
         """Send the rest."""
+        body = bytes(self._whole)
+        if self.request.path == "/v1/responses" and body:
+            response_id = json.loads(body)["id"]
+            self._note(response_id, response_id)  # first: the client may ask for it at once
+        if self._home is not None and self._home.is_moved and self.request.response_id is not None:
+            body = body.replace(self._home.response_id.encode(), self.request.response_id.encode())
         await self._begin(head)
-        if self.request.path == "/v1/responses" and self._whole:
-            self.response_id = json.loads(self._whole).get("id")
-        await self.send({"type": "http.response.body", "body": bytes(self._whole), "more_body": False})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def fail(self) -> None:
-        """End the answer with an error, as far as its protocol allows."""
+    @property
+    def _is_collected(self) -> bool:
+        """True if the answer is sent when it is whole."""
+        if self._home is not None and self._home.is_moved:
+            return not self.request.is_stream
+        return self.request.method == "POST" and not self.request.is_stream
+
+    def _note(self, response_id: str, engine_id: str) -> None:
+        """Note where the response is, with its id there."""
+        if engine_id == self._noted:
+            return
+        assert self._engine is not None
+        self._noted = engine_id
+        self._homes.note(response_id, Home(self._engine, engine_id, is_moved=engine_id != response_id))
+
+    async def fail(self, error: WireError) -> None:
+        """End the answer with an error, as far as its protocol allows.
+
+        Raises:
+            WireError: the error, where nothing was sent.
+        """
         if not self.has_begun:
-            raise unavailable("No engine could answer.")
+            raise error
         if self.follower is not None:
-            await self.send(
-                {"type": "http.response.body", "body": self.follower.failure(), "more_body": False}
-            )
+            body = self.follower.failure(error)
+            await self.send({"type": "http.response.body", "body": body, "more_body": False})
             return
         raise trio.BrokenResourceError("the engine ended amid its answer")
 
@@ -334,18 +421,27 @@ class _Follower:
             self._events.note(event)
         return block + b"\n\n"
 
-    def failure(self) -> bytes:
+    @property
+    def ids(self) -> tuple[str, str] | None:
+        """Id of the response for the client, and that of the present engine; None before the engine has told it."""
+        if self._events.response is None:
+            return None
+        known: str = self._events.response["id"]
+        if not isinstance(self._continuation, Continuation):
+            return known, known
+        new_id = self._continuation.response_id
+        return None if new_id is None else (known, new_id)
+
+    def failure(self, error: WireError) -> bytes:
         """Return the event that ends the stream with an error."""
-        message = "The answer could not be continued by another engine."
         if self._has_chunks or self._events.response is None:
-            error = unavailable(message).body()
-            return f"data: {json.dumps({'error': error})}\n\n".encode()
-        event = self._events.failure("server_error", message)
+            return f"data: {json.dumps({'error': error.streamed_body()})}\n\n".encode()
+        event = self._events.failure("server_error", error.message)
         return f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
 
 
 def _follower(request: ClientRequest) -> _Follower | None:
-    if not request.is_stream or request.payload.get("previous_response_id"):
+    if not request.is_stream:
         return None
     if request.path in CHUNKED:
         return _Follower(has_chunks=True)
@@ -359,9 +455,22 @@ def _body(request: ClientRequest, home: Home | None) -> bytes:
     return json.dumps({**request.payload, "previous_response_id": home.response_id}).encode()
 
 
+def _target(request: ClientRequest, home: Home | None) -> str:
+    """Return the path and query for an engine, with the id that it knows.
+
+    Raises:
+        WireError: 404, the events of a response are asked for that another engine has begun.
+    """
+    if home is None or not home.is_moved or request.response_id is None:
+        return request.target
+    if request.method == "GET" and "stream=true" in request.target.partition("?")[2].split("&"):
+        raise events_moved()
+    return request.target.replace(request.response_id, home.response_id, 1)
+
+
 @asynccontextmanager
 async def _asked(
-    address: ServerAddress, body: bytes, request: ClientRequest
+    address: ServerAddress, target: str, body: bytes, request: ClientRequest
 ) -> AsyncIterator[tuple[h11.Response, AsyncIterator[bytes]]]:
     """Send a request to an engine; yield the head of its answer, and the pieces of its body.
 
@@ -377,7 +486,7 @@ async def _asked(
     headers = [(b"Host", address.authority.encode()), (b"Connection", b"close"), *request.headers]
     if body or request.method == "POST":
         headers.append((b"Content-Length", str(len(body)).encode()))
-    target = address.base_path.removesuffix("/v1") + request.target
+    target = address.base_path.removesuffix("/v1") + target
 
     async def next_event() -> Any:
         while (event := protocol.next_event()) is h11.NEED_DATA:
@@ -406,11 +515,6 @@ async def _asked(
             raise Broken from error
 
 
-def unavailable(message: str) -> WireError:
-    """Return the error of a fleet without an engine for a request."""
-    return WireError(message, code="service_unavailable", status=503, type="server_error", retry_after_s=1.0)
-
-
 def _facts(engine: RoutedEngine) -> dict[str, Any]:
     return {
         "url": str(engine.address),
@@ -420,11 +524,35 @@ def _facts(engine: RoutedEngine) -> dict[str, Any]:
     }
 
 
-async def _send_json(send: Send, status: int, value: Mapping[str, Any]) -> None:
-    await _send(send, status, [(b"content-type", b"application/json")], json.dumps(value).encode())
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return a `send` whose answer has these headers, in place of those of the same names."""
+
+    async def send_with(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            kept = [
+                (name, value)
+                for name, value in message["headers"]
+                if name.lower().decode("latin-1") not in headers
+            ]
+            message = {**message, "headers": [*kept, *_encoded(headers.items())]}
+        await send(message)
+
+    return send_with
 
 
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+async def _send_json(
+    send: Send, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> None:
+    all_headers = {"content-type": "application/json", **(headers or {})}
+    await _send(send, status, all_headers, json.dumps(value).encode())
+
+
+async def _send(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    length = {} if status == 204 else {"content-length": str(len(body))}
+    encoded = _encoded({**headers, **length}.items())
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -19,13 +19,17 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, get_json
 from triolet.config.server import GatewayConfig
+from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import encode
+from triolet.protocol.responses.session import shutting_down
 from triolet.router.engines import Engines, RoutedEngine
-from triolet.router.http import RouterApp, unavailable
+from triolet.router.http import RouterApp
+from triolet.router.refusals import passed_on, unavailable
 from triolet.router.websocket import Homes, RoutedConnection
 from triolet.server.transport.client_stream import InputBudget
+from triolet.server.transport.ids import request_id_of
 from triolet.server.transport.listener import WEBSOCKET_PATH, Listener
+from triolet.server.transport.shutdown import drain_deadlines
 from triolet.server.transport.websocket import PING, Handshake, ServerSocket, SocketLimits
 
 log = logging.getLogger("triolet.router")
@@ -36,19 +40,31 @@ class Router:
 
     Args:
         addresses: of the engines' APIs, at least one.
-        config: where to listen, and the limits on clients; the fields about engines are not used.
+        config: where to listen, the access rules, and the limits on clients; the fields about engines are not used.
     """
 
     def __init__(self, addresses: Sequence[ServerAddress], config: GatewayConfig) -> None:
         self.config = config
         self.engines, self._homes = Engines(addresses), Homes()
         self._registry = CollectorRegistry()
-        self._num_websockets = 0
         self._set_up_metrics()
-        app = RouterApp(
-            self.engines, self._homes, config.max_body_bytes, lambda: generate_latest(self._registry)
+        # A router with a key has engines with keys, and a page that is bound to a foreign name has none.
+        keys = {one.api_key for one in addresses if one.api_key is not None}
+        self._access = Access(
+            listens_on=config.host,
+            api_keys=tuple(keys),
+            allowed_origins=config.allowed_origins,
+            allowed_hosts=config.allowed_hosts,
         )
-        self._listener = Listener(config, app, self.serve_websocket)
+        self._connections: set[RoutedConnection] = set()
+        self._app = RouterApp(
+            self.engines,
+            self._homes,
+            self._access,
+            config.max_body_bytes,
+            lambda: generate_latest(self._registry),
+        )
+        self._listener = Listener(config, self._app, self.serve_websocket)
         self._budget = InputBudget(config.max_input_bytes, config.max_input_bytes_per_client)
         self._limits = SocketLimits(
             max_message_bytes=config.max_message_bytes,
@@ -74,7 +90,7 @@ class Router:
             for engine in engines.all:
                 gauge.labels(engine=str(engine.address)).set_function(partial(value_of, engine))
         Gauge(prefix + "open_websockets", "Open WebSockets.", registry=self._registry).set_function(
-            lambda: self._num_websockets
+            lambda: len(self._connections)
         )
         self._moved = Counter(
             prefix + "moved_requests", "Requests that went on at another engine.", registry=self._registry
@@ -92,8 +108,17 @@ class Router:
             await self._listener.run(task_status=task_status)
 
     async def drain(self) -> None:
-        """Let the connections that there are end within the grace period, and then stop listening."""
-        await self._listener.stop(trio.current_time() + self.config.grace_period)
+        """Refuse new work, let answers end within the grace period, fail those that have not, and stop listening."""
+        deadline, closed_by = drain_deadlines(self.config)
+        log.info("draining: at most %g s", self.config.grace_period)
+        self._app.is_draining = True
+        for connection in tuple(self._connections):
+            connection.drain()
+        await self._listener.drain()
+        with trio.move_on_at(deadline):
+            await self._listener.wait_for_ends()
+        self.engines.close()
+        await self._listener.stop(closed_by)
 
     async def serve_websocket(self, stream: trio.abc.Stream) -> None:
         """Serve a client whose upgrade request is the next thing to read; the stream is closed at the end."""
@@ -116,12 +141,17 @@ class Router:
     async def _is_accepted(self, handshake: Handshake) -> bool:
         """Ask an engine whether it serves this client, and answer the upgrade request."""
         try:
+            host = handshake.header("host")
+            self._access.check_host(host)
+            self._access.check_origin(handshake.header("origin"), host)
+            if self._app.is_draining:
+                raise shutting_down()
             if handshake.path != WEBSOCKET_PATH:
                 raise WireError("There is no WebSocket here.", code="not_found", status=404)
             await self._check_key((handshake.authorization or "").removeprefix("Bearer ") or None)
         except WireError as error:
-            body = encode({"error": error.body()}).encode()
-            await handshake.reject(error.status, {"Content-Type": "application/json"}, body)
+            request_id = request_id_of(handshake.header("x-request-id"))
+            await handshake.refuse(error, {"x-request-id": request_id})
             return False
         await handshake.accept()
         return True
@@ -134,26 +164,28 @@ class Router:
                 await get_json(attrs.evolve(engine.address, api_key=key), "/models")
                 return
             except HttpError as error:
-                if error.status in (401, 403):
-                    raise WireError(
-                        str(error), code="invalid_api_key", status=error.status, type="authentication_error"
-                    ) from None
+                if error.status < 500:  # it is this client that is refused
+                    raise passed_on(error) from None
+                if error.status == 503:
+                    self.engines.note_not_ready(engine)
             except ServerError:
                 self.engines.note_lost(engine)
         raise unavailable("No engine answers.")
 
     async def _serve_session(self, socket: ServerSocket, key: str | None) -> None:
         """Run the session beside what reads the socket and asks whether the client is there."""
-        self._num_websockets += 1
+        connection = RoutedConnection(socket, self.engines, self._homes, key)
+        self._connections.add(connection)
+        if self._app.is_draining:  # began during the handshake
+            connection.drain()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(socket.run)
-                connection = RoutedConnection(socket, self.engines, self._homes, key)
                 nursery.start_soon(self._ping, socket, connection, nursery.cancel_scope)
                 await connection.run()
                 nursery.cancel_scope.cancel()
         finally:
-            self._num_websockets -= 1
+            self._connections.discard(connection)
 
     async def _ping(
         self, socket: ServerSocket, connection: RoutedConnection, scope: trio.CancelScope

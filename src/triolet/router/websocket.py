@@ -24,18 +24,22 @@ import attrs
 import trio
 from trio_websocket import ConnectionClosed
 
-from triolet.client.address import ServerAddress, ServerError
+from triolet.client.address import ServerAddress
+from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
 from triolet.protocol.errors import WireError
 from triolet.protocol.json import encode
+from triolet.protocol.responses.session import shutting_down
 from triolet.router.continuation import TERMINAL_TYPES, Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.refusals import events_moved, passed_on, refusal_of_frames, unavailable
 from triolet.server.transport.websocket import SendQueue, ServerSocket
 
 MAX_MOVES: Final = 8  # of one response
 NO_ENGINE_S: Final = 30.0  # that a turn waits for an engine
 MAX_LANES: Final = 64
 MAX_QUEUED: Final = 256  # turns of one client that wait
+GOING_AWAY: Final = (1001, "the server is going away")  # as an engine says it
 MAX_HOMES: Final = 100_000  # responses of which the router knows where they are
 
 log = logging.getLogger("triolet.router")
@@ -84,6 +88,7 @@ class RoutedTurn:
     continuation: Continuation | None = None
     upstream: ClientWebSocket | None = None
     controls: list[dict[str, Any]] = attrs.field(factory=list)  # messages about it, for the next engine
+    noted: str | None = None  # id of the response at the engine that the router knows it to be at
     is_bound: bool = False  # to its engine
     num_responses: int = 1  # that are to end before the turn does: each steering adds one
 
@@ -108,6 +113,7 @@ class RoutedConnection:
         self._send_queue = SendQueue()
         self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
         self._num_queued = 0
+        self._is_draining = False
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -124,6 +130,15 @@ class RoutedConnection:
         """Send a message to the client."""
         self._send_queue.put(text)
 
+    def drain(self) -> None:
+        """Refuse new turns; the connection closes after its last one."""
+        self._is_draining = True
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self._is_draining and not self._lanes:
+            self._send_queue.put_close(*GOING_AWAY)
+
     async def _read(self) -> None:
         while True:
             raw = await self._socket.get_message()
@@ -136,6 +151,8 @@ class RoutedConnection:
         while texts := await self._send_queue.take():
             await self._socket.send_texts(texts)
             self._send_queue.mark_sent(texts)
+        assert self._send_queue.close is not None, "only a close frame leaves the queue empty"
+        await self._socket.close(*self._send_queue.close)
 
     async def _receive(self, text: str) -> None:
         try:
@@ -172,6 +189,9 @@ class RoutedConnection:
             await _send_control(turn, payload)
 
     def _queue(self, turn: RoutedTurn) -> None:
+        if self._is_draining:
+            self._tell_error(turn, shutting_down())
+            return
         lane = self._lanes.get(turn.stream_id)
         if self._num_queued >= MAX_QUEUED or (lane is None and len(self._lanes) >= MAX_LANES):
             message = f"A connection can have {MAX_QUEUED} responses in {MAX_LANES} lanes."
@@ -196,17 +216,19 @@ class RoutedConnection:
                 turns.popleft()
                 self._num_queued -= 1
         del self._lanes[stream_id]
+        self._close_if_drained()
 
     # -------------------------------------------------------------------------------------- one turn
 
     async def _run_turn(self, turn: RoutedTurn) -> None:
         for attempt in range(MAX_MOVES + 1):
             home = self._home_of(turn)
-            if home is None and not await self._engines.wait_for_one(NO_ENGINE_S):
+            if self._engines.is_closed or (
+                home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
+            ):
                 break
             if home is not None and home.is_moved and turn.payload.get("type") == "response.resume":
-                message = "The response was moved to another engine, and its events cannot be read again."
-                self._tell_error(turn, WireError(message, code="response_not_found", status=404))
+                self._tell_error(turn, events_moved())
                 return
             engine = (
                 home.engine
@@ -222,27 +244,34 @@ class RoutedConnection:
                     return
             except Diverged as error:
                 log.warning("a response cannot go on at %s: %s", engine.address, error)
-                self._fail(turn, "The answer could not be continued by another engine: it differs.")
+                message = "The answer could not be continued by another engine: it differs."
+                self._refuse(turn, unavailable(message))
                 return
-            except ServerError as error:
-                if not isinstance(error, ConnectionLost):  # it refuses this client
-                    self._tell_error(
-                        turn,
-                        WireError(
-                            str(error), code="invalid_api_key", status=401, type="authentication_error"
-                        ),
-                    )
+            except HttpError as error:
+                if error.status == 503:
+                    self._engines.note_not_ready(engine)
+                if error.status != 503 or home is not None:
+                    self._refuse(turn, passed_on(error))
                     return
-                self._engines.note_lost(engine)
+            except ConnectionLost as error:
+                if (refusal := refusal_of_frames(error)) is not None:
+                    self._refuse(turn, refusal)
+                    return
+                if error.close_code is None:
+                    self._engines.note_lost(engine)
+                else:  # its other connections may go on
+                    self._engines.note_not_ready(engine)
             finally:
                 turn.upstream = None
                 self._engines.finish(turn.request_id)
             if turn.is_bound or home is not None:
                 break
-        self._fail(
-            turn,
-            "The engine of this response is not there any more." if turn.is_bound else "No engine is there.",
-        )
+        if self._engines.is_closed:
+            self._refuse(turn, shutting_down())
+        else:
+            gone = turn.is_bound or self._home_of(turn) is not None
+            message = "The engine of this response is not there any more." if gone else "No engine is there."
+            self._refuse(turn, unavailable(message))
 
     def _home_of(self, turn: RoutedTurn) -> Home | None:
         """Return the engine that alone has what the turn needs; None if any will do."""
@@ -276,6 +305,7 @@ class RoutedConnection:
             raise Moved
         if turn.continuation is not None:
             followed = turn.continuation.follow(event)
+            self._note_move(turn, engine, turn.continuation.response_id)
             if followed is None:
                 return
             event, text = followed, encode(followed)
@@ -284,22 +314,27 @@ class RoutedConnection:
         if kind == "response.created":
             new_id = event["response"]["id"]
             self._homes.note(new_id, Home(engine, new_id))
+            turn.noted = new_id
         elif kind.endswith(".delta"):
             self._engines.note_progress(turn.request_id, len(event["delta"]))
         elif kind == "error" or kind in TERMINAL_TYPES:
             turn.num_responses -= 1
-            if turn.continuation is not None and turn.response_id is not None:
-                new_id = turn.continuation.new_id(turn.response_id)
-                self._homes.note(turn.response_id, Home(engine, new_id, is_moved=True))
         self._send_queue.put(text)
         await self._send_queue.wait_for_room()
 
-    def _fail(self, turn: RoutedTurn, message: str) -> None:
+    def _note_move(self, turn: RoutedTurn, engine: RoutedEngine, new_id: str | None) -> None:
+        """Note the engine that goes on with a response, as soon as that one has told its id."""
+        if new_id is None or turn.response_id is None or new_id == turn.noted:
+            return
+        self._homes.note(turn.response_id, Home(engine, new_id, is_moved=True))
+        turn.noted = new_id
+
+    def _refuse(self, turn: RoutedTurn, error: WireError) -> None:
+        """End a turn with an error: in an event of its response, if that has begun."""
         if turn.sent.response is None:
-            error = WireError(message, code="service_unavailable", status=503, type="server_error")
             self._tell_error(turn, error)
             return
-        event = turn.sent.failure("server_error", message)
+        event = turn.sent.failure("server_error", error.message)
         self._send_queue.put(
             encode(event if turn.stream_id is None else {**event, "stream_id": turn.stream_id})
         )

@@ -1,0 +1,60 @@
+"""Errors that clients of a router get: those of the engines as they are, and its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from triolet.client.http import HttpError
+from triolet.client.websocket import ConnectionLost
+from triolet.protocol.errors import WireError
+
+# Close codes of an engine that are about what this client sent; with all others the engine ends the connection.
+REFUSED_FRAMES: Final = (1002, 1003, 1007, 1008, 1009)
+OVER_LIMIT: Final = 1013
+
+# Names of errors whose answer has no `error` object, such as those of a proxy.
+_CODES: Final = {
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+}
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def unavailable(message: str) -> WireError:
+    """Return the error of a fleet without an engine for a request."""
+    return WireError(message, code="service_unavailable", status=503, type="server_error", retry_after_s=1.0)
+
+
+def events_moved() -> WireError:
+    """Return the error for the events of a response that another engine went on with."""
+    message = "The response was moved to another engine, and its events cannot be read again."
+    return WireError(message, code="response_not_found", status=404)
+
+
+def passed_on(error: HttpError) -> WireError:
+    """Return an engine's refusal as the client gets it."""
+    body, status = error.error, error.status
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    param = body.get("param")
+    return WireError(
+        str(body.get("message") or error),
+        code=str(
+            body.get("code") or _CODES.get(status, "invalid_request" if status < 500 else "server_error")
+        ),
+        status=status,
+        type=str(body.get("type") or _TYPES.get(status, kind)),
+        param=param if isinstance(param, str) else None,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def refusal_of_frames(error: ConnectionLost) -> WireError | None:
+    """Return the error for a client whose messages made an engine close the WebSocket; None if they did not."""
+    if error.close_code == OVER_LIMIT:
+        return WireError(
+            str(error), code="rate_limit_exceeded", status=429, type="rate_limit_error", retry_after_s=1.0
+        )
+    return WireError(str(error), code="invalid_request") if error.close_code in REFUSED_FRAMES else None

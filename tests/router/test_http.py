@@ -1,0 +1,210 @@
+"""HTTP of a router's clients, before engines that answer from a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.router.fake_fleet import (
+    Answer,
+    Asked,
+    FakeEngine,
+    Piece,
+    Received,
+    error_answer,
+    open_fleet,
+    response_events,
+    sse,
+)
+
+
+def storing(name: str) -> FakeEngine:
+    """Return an engine that stores its responses, and knows none of other engines."""
+    stored: set[str] = set()
+
+    def answer(asked: Asked) -> Answer:
+        payload = json.loads(asked.body or b"{}")
+        wanted = payload.get("previous_response_id") or asked.target.partition("/v1/responses/")[2]
+        if wanted and wanted not in stored:
+            return error_answer(404, "response_not_found")
+        if asked.method == "GET":
+            return Answer([json.dumps({"id": wanted}).encode()])
+        response_id = f"resp_{name}_{len(stored)}"
+        stored.add(response_id)
+        if payload.get("stream"):
+            return Answer([sse(event) for event in response_events(response_id, "a")])
+        return Answer([json.dumps({"id": response_id}).encode()])
+
+    return FakeEngine(answer=answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("continues", [False, True], ids=["first turn", "second turn"])
+async def test_a_response_over_http_is_found_at_its_engine_while_the_others_have_less_to_do(
+    stream: bool,
+    continues: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet(monkeypatch, *[storing(name) for name in "abc"]) as fleet:
+        for number in range(6):
+            payload: dict[str, Any] = {"input": f"{number} " * 300, "stream": stream}
+            for _ in range(1 + continues):
+                answer = await fleet.ask("POST", "/v1/responses", payload)
+                response_id = (
+                    answer.events()[0]["response"]["id"] if stream else json.loads(answer.body)["id"]
+                )
+                payload["previous_response_id"] = response_id
+            # Prompts that wait elsewhere: the engine of the response is not the next to be chosen.
+            fleet.router.engines.place(f"other {number}", f"{number} other " * 500)
+            got = await fleet.ask("GET", f"/v1/responses/{response_id}")
+            again = await fleet.ask("POST", "/v1/responses", {"previous_response_id": response_id})
+            assert (got.status, again.status) == (200, 200)
+
+
+async def test_a_response_that_moved_over_http_is_found_at_its_new_engine_under_the_id_that_the_client_knows(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    pieces: list[Piece] = [*map(sse, response_events("resp_1", "a")[:2]), None]
+    broken, whole = FakeEngine(answer=lambda asked: Answer(pieces)), FakeEngine()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.target == "/v1/responses":
+            assert json.loads(asked.body).get("previous_response_id") in (None, "resp_2")
+            return Answer([sse(event) for event in response_events("resp_2", "ab")])
+        assert asked.target == "/v1/responses/resp_2"
+        return Answer([b'{"id": "resp_2", "output": []}'])
+
+    whole.answer = answer
+    async with open_fleet(monkeypatch, broken, whole) as fleet:
+        streamed = await fleet.ask("POST", "/v1/responses", {"input": "x", "stream": True})
+        assert [event.get("delta") for event in streamed.events()] == [None, "a", "b", None]
+        got = await fleet.ask("GET", "/v1/responses/resp_1")
+        assert json.loads(got.body) == {"id": "resp_1", "output": []}
+        again = await fleet.ask("GET", "/v1/responses/resp_1?stream=true")
+        assert (again.status, again.code) == (404, "response_not_found")
+        further = {"input": "y", "previous_response_id": "resp_1", "stream": True}
+        assert (await fleet.ask("POST", "/v1/responses", further)).status == 200
+
+
+async def test_a_stream_that_its_next_engine_refuses_ends_with_a_failure_and_not_with_the_refusal(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    pieces: list[Piece] = [*map(sse, response_events("resp_1", "a")[:2]), None]
+    broken = FakeEngine(answer=lambda asked: Answer(pieces))
+    refusing = FakeEngine(answer=lambda asked: error_answer(429, "rate_limit_exceeded"))
+    async with open_fleet(monkeypatch, broken, refusing) as fleet:
+        streamed = await fleet.ask("POST", "/v1/responses", {"input": "x", "stream": True})
+        assert [event["type"] for event in streamed.events()][-1] == "response.failed"
+        assert b"rate_limit" not in streamed.body
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"origin": "https://evil.example"}, "origin_not_allowed"),
+    ],
+)
+async def test_foreign_names_and_pages_reach_no_engine_through_a_router(
+    headers: dict[str, str],
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet(monkeypatch, engine := FakeEngine()) as fleet:
+        answer = await fleet.ask("GET", "/v1/models", headers=headers)
+        assert (answer.status, answer.code) == (403, code)
+        assert engine.num_asked("/v1/models") == 1  # the router's own
+
+
+async def test_allowed_pages_may_read_answers_and_the_engine_does_not_judge_them_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    allowed: dict[str, Any] = {
+        "allowed_origins": ("https://page.example",),
+        "allowed_hosts": ("name.example",),
+    }
+    headers = {"origin": "https://page.example", "host": "name.example"}
+    async with open_fleet(monkeypatch, engine := FakeEngine(), **allowed) as fleet:
+        preflight = await fleet.ask(
+            "OPTIONS", "/v1/completions", headers={**headers, "access-control-request-method": "POST"}
+        )
+        assert (preflight.status, preflight.header("access-control-allow-origin")) == (204, headers["origin"])
+        answer = await fleet.ask("POST", "/v1/completions", {"prompt": "x"}, headers)
+        assert answer.header("access-control-allow-origin") == headers["origin"]
+        assert "origin" not in engine.asked[-1].headers
+
+
+async def test_a_router_with_a_key_is_asked_under_any_name(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine(key="k"), key="k") as fleet:
+        headers = {"host": "name.example", "authorization": "Bearer k"}
+        assert (await fleet.ask("GET", "/v1/models", headers=headers)).status == 200
+
+
+async def test_a_refusal_of_the_router_has_an_id_and_says_when_to_try_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine(is_there=False)) as fleet:
+        answer = await fleet.ask("POST", "/v1/completions", {"prompt": "x"}, {"x-request-id": "mine"})
+        assert (answer.status, answer.header("retry-after"), answer.header("x-request-id")) == (
+            503,
+            "1",
+            "mine",
+        )
+
+
+async def test_an_answer_has_the_id_under_which_its_engine_logs_it_and_no_date_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(answer=lambda asked: Answer([b"{}"], headers={"date": "then", "x-request-id": "no"}))
+    async with open_fleet(monkeypatch, engine) as fleet:
+        answer = await fleet.ask("POST", "/v1/completions", {"prompt": "x"})
+        # The listener writes the date.
+        assert answer.header("date") is None
+        assert answer.header("x-request-id") == engine.asked[-1].headers["x-request-id"]
+
+
+async def test_new_requests_of_a_draining_router_are_refused_and_it_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine()) as fleet:
+        fleet.nursery.start_soon(fleet.router.drain)
+        await trio.testing.wait_all_tasks_blocked()
+        for target in ("/v1/models", "/health/ready"):
+            answer = await fleet.ask("GET", target)
+            assert (answer.status, answer.code) == (503, "service_unavailable")
+            assert answer.header("connection") == "close"
+        assert (await fleet.ask("GET", "/metrics")).status == 200
+
+
+@pytest.mark.parametrize("target", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_stream_that_is_not_over_at_the_end_of_the_grace_period_ends_with_its_failure(
+    target: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "a"}}]}
+    pieces: list[Piece] = [b"data: " + json.dumps(chunk).encode() + b"\n\n"]
+    if target == "/v1/responses":
+        pieces = [sse(event) for event in response_events("resp_1", "a")[:2]]
+    engine = FakeEngine(answer=lambda asked: Answer([*pieces, trio.Event()]))
+    async with open_fleet(monkeypatch, engine, grace_period=10.0) as fleet:
+        received, is_over = Received(), trio.Event()
+
+        async def ask() -> None:
+            await fleet.ask_into(received, "POST", target, {"stream": True})
+            is_over.set()
+
+        monkeypatch.setattr(fleet.router._listener, "wait_for_ends", is_over.wait)
+        fleet.nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        began_s = trio.current_time()
+        await fleet.router.drain()
+        assert 5.0 <= trio.current_time() - began_s < 10.0
+        last = received.events()[-1]
+        assert last.get("type") == "response.failed" or "error" in last

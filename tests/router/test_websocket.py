@@ -1,0 +1,208 @@
+"""Turns of a router's clients on WebSockets, before engines that answer from a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.router.fake_fleet import FakeEngine, FakeFleet, Piece, error_answer, open_fleet, response_events
+from triolet.client.http import HttpError
+from triolet.client.websocket import ClientWebSocket, ConnectionLost
+
+
+async def create(socket: ClientWebSocket, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": "response.create", "model": "m", "input": "x", **fields}))
+
+
+async def next_event(socket: ClientWebSocket) -> dict[str, Any]:
+    with trio.fail_after(100):
+        event: dict[str, Any] = json.loads(await socket.receive())
+    return event
+
+
+def dumped(response_id: str, *texts: str) -> list[Piece]:
+    return [json.dumps(event) for event in response_events(response_id, *texts)]
+
+
+@pytest.mark.parametrize(
+    ("refused", "states"),
+    [
+        (error_answer(429, "rate_limit_exceeded", retry_after="7"), ["up"]),
+        (error_answer(403, "priority_not_allowed"), ["up"]),
+        (error_answer(401, "invalid_api_key"), ["up"]),
+        (error_answer(500, "server_error"), ["up"]),
+        (error_answer(503, "too_many_connections"), ["draining"]),
+    ],
+    ids=lambda value: str(getattr(value, "status", "")),
+)
+async def test_a_refusal_of_one_client_ends_no_other_clients_stream(
+    refused: Any, states: list[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    go_on = trio.Event()
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        first, *others = dumped("resp_1", "a", "b")
+        return [first, go_on, *others] if "previous_response_id" in message else [first, *others]
+
+    engine = FakeEngine(events=events, refusal=lambda key: refused if key == "Bearer k1" else None)
+    async with (
+        open_fleet(monkeypatch, engine) as fleet,
+        fleet.websocket("k2") as victim,
+        fleet.websocket("k1") as other,
+    ):
+        await create(victim)
+        for _ in range(4):
+            await next_event(victim)
+        await create(victim, previous_response_id="resp_1")
+        assert (await next_event(victim))["type"] == "response.created"
+        seen = []
+        fleet.router.engines.note_lost = lambda engine: seen.append("down")  # type: ignore[method-assign]
+        await create(other, previous_response_id="resp_1")
+        told = await next_event(other)
+        code = json.loads(refused.pieces[0])["error"]["code"]
+        assert (told["type"], told["status"], told["error"]["code"]) == ("error", refused.status, code)
+        if refused.status == 429:
+            assert told["error"]["retry_after"] == 7
+        assert (fleet.states(), seen) == (states, [])
+        go_on.set()
+        assert [(await next_event(victim))["type"] for _ in range(3)][-1] == "response.completed"
+
+
+async def test_a_turn_that_a_busy_engine_refuses_with_503_goes_to_another_one(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    busy = FakeEngine(refusal=lambda key: error_answer(503, "too_many_connections"))
+    free = FakeEngine(events=lambda message: dumped("resp_1", "a"))
+    async with open_fleet(monkeypatch, busy, free) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(1009, 400), (1008, 400), (1013, 429), (1002, 400), (1007, 400)]
+)
+async def test_a_client_that_makes_an_engine_close_its_websocket_is_told_so_and_costs_no_other_one_anything(
+    code: int, status: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engines = [FakeEngine(events=lambda message: [code]) for _ in range(2)]
+    async with open_fleet(monkeypatch, *engines) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        told = await next_event(socket)
+        assert (told["type"], told["status"]) == ("error", status)
+        assert fleet.states() == ["up", "up"]
+
+
+async def test_a_turn_whose_engine_breaks_the_connection_goes_on_at_another_one_that_is_its_home_at_once(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    held = trio.Event()
+    first, *others = dumped("resp_2", "abc")
+    broken = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], None])
+    whole = FakeEngine(events=lambda message: [first, held, *others])
+    async with open_fleet(monkeypatch, broken, whole) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        assert [(await next_event(socket))["type"] for _ in range(2)][-1] == "response.output_text.delta"
+        await trio.testing.wait_all_tasks_blocked()
+        home = fleet.router._homes.of("resp_1")
+        assert home is not None
+        assert (home.engine.number, home.response_id, home.is_moved) == (1, "resp_2", True)
+        held.set()
+        assert (await next_event(socket))["delta"] == "bc"
+        assert (await next_event(socket))["type"] == "response.completed"
+
+
+async def test_an_engine_that_is_refused_by_the_network_is_down(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    gone, left = FakeEngine(), FakeEngine(events=lambda message: dumped("resp_1", "a"))
+    async with open_fleet(monkeypatch, gone, left) as fleet, fleet.websocket() as socket:
+        gone.is_there = False
+        await create(socket)
+        assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+        assert fleet.states() == ["down", "up"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"origin": "https://evil.example"}, "origin_not_allowed"),
+    ],
+)
+async def test_foreign_names_and_pages_get_no_websocket_of_a_router(
+    headers: dict[str, str],
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine()) as fleet:
+        status, error = await refused_upgrade(fleet, headers)
+        assert (status, error["code"]) == (403, code)
+
+
+async def refused_upgrade(fleet: FakeFleet, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Ask for a WebSocket with further headers; return the status and the error."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    fleet.nursery.start_soon(fleet.router.serve_websocket, theirs)
+    named = {"host": "127.0.0.1:8000", "upgrade": "websocket", "connection": "Upgrade", **headers}
+    named |= {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    await ours.send_all(f"GET /v1/responses HTTP/1.1\r\n{lines}\r\n".encode())
+    data = b""
+    while more := await ours.receive_some():
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])["error"]
+
+
+async def test_a_handshake_is_refused_as_the_engine_refuses_the_client(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine(key="k"), key="k") as fleet:
+        with pytest.raises(HttpError) as caught:
+            async with fleet.websocket("wrong"):
+                pass
+        assert (caught.value.status, caught.value.error["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_websocket_ends_after_its_last_turn_when_the_router_drains(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    go_on = trio.Event()
+    first, *others = dumped("resp_1", "a")
+    engine = FakeEngine(events=lambda message: [first, go_on, *others])
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        await next_event(socket)
+        [connection] = fleet.router._connections
+        connection.drain()
+        await create(socket, stream_id="b")
+        assert (await next_event(socket))["error"]["code"] == "service_unavailable"
+        go_on.set()
+        assert [(await next_event(socket))["type"] for _ in range(2)][-1] == "response.completed"
+        with pytest.raises(ConnectionLost) as caught:
+            await next_event(socket)
+        assert caught.value.close_code == 1001
+
+
+async def test_a_turn_that_is_not_over_at_the_end_of_the_grace_period_ends_with_its_failure(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], trio.Event()])
+    async with open_fleet(monkeypatch, engine, grace_period=10.0) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        for _ in range(2):
+            await next_event(socket)
+        monkeypatch.setattr(fleet.router._listener, "wait_for_ends", trio.sleep_forever)
+        began_s = trio.current_time()
+        fleet.nursery.start_soon(fleet.router.drain)
+        failed = await next_event(socket)
+        assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+        assert 5.0 <= trio.current_time() - began_s < 10.0
+        with pytest.raises(ConnectionLost) as caught:
+            await next_event(socket)
+        assert caught.value.close_code == 1001
