@@ -161,7 +161,8 @@ def test_a_workflow_runs_what_there_is(path: Path) -> None:
 
 
 def test_the_routers_of_the_kubernetes_manifest_name_every_engine_and_options_that_there_are() -> None:
-    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
+    text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
+    parts = list(yaml.safe_load_all(text))
     engines = next(part for part in parts if part["kind"] == "StatefulSet")
     routers = next(part for part in parts if part["kind"] == "Deployment")
     name, service = engines["metadata"]["name"], engines["spec"]["serviceName"]
@@ -170,6 +171,14 @@ def test_the_routers_of_the_kubernetes_manifest_name_every_engine_and_options_th
     [router] = routers["spec"]["template"]["spec"]["containers"]
     urls = [argument for argument in router["args"] if argument.startswith("http")]
     assert urls == [f"http://{name}-{number}.{service}:8000" for number in range(engines["spec"]["replicas"])]
+    # Keys of clients are for the engines; the router's own opens their list of models.
+    assert {"secretRef": {"name": "triolet"}} in engine["envFrom"]
+    [variable] = router["env"]
+    assert variable["name"] == "TRIOLET_API_KEY"
+    [secret] = [variable["valueFrom"]["secretKeyRef"]]
+    made = next(line for line in text.splitlines() if "create secret" in line)
+    assert f"create secret generic {secret['name']} " in made
+    assert f"--from-literal={secret['key']}=" in made
     for container in (engine, router):
         command, *arguments = container["args"]
         known = {flag for option in main.commands[command].params for flag in option.opts}

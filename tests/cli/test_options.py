@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from triolet.cli import main, options
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
+from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SAMPLING_PARAMETERS
 
 
@@ -99,6 +100,12 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
         ),
         (["generate", "-p", "\udcff"], "--prompt must be UTF-8"),
         (["dance"], "No such command 'dance'"),
+        (["route", "foo"], "URL must be a URL such as ws://127.0.0.1:8000; got 'foo'"),
+        (["route", "http://h:1", "h:1/v1"], "URL must name another engine each time; got 'h:1/v1' twice"),
+        (
+            ["route", "http://h:1", "--max-body-bytes", "0"],
+            "--max-body-bytes must be a whole number of at least 1024; got 0",
+        ),
         (["serve", "one", "-m", "two"], "the model must be given once; got 'one' and --model 'two'"),
     ],
 )
@@ -107,6 +114,33 @@ def test_a_wrong_command_line_is_2_and_says_what_is_wrong(arguments: list[str], 
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_a_router_has_the_flags_of_a_server_that_it_honours_and_reads_their_variables_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routed: list[GatewayConfig] = []
+    monkeypatch.setattr("triolet.router.run.run", lambda addresses, config: routed.append(config))
+    flags = [
+        "--allowed-origins",
+        "https://a,https://b",
+        "--allowed-hosts",
+        "name",
+        "--max-body-bytes",
+        "9999",
+    ]
+    environ = {"TRIOLET_PORT": "0", "TRIOLET_API_KEYS": "k", "TRIOLET_GRACE_PERIOD": "3"}
+    ran = CliRunner(env=environ).invoke(main, ["route", "http://h:1", *flags])
+    assert ran.exit_code == 0, ran.output
+    assert routed == [
+        GatewayConfig(
+            allowed_origins=("https://a", "https://b"),
+            allowed_hosts=("name",),
+            max_body_bytes=9999,
+            port=0,
+            grace_period=3.0,
+        )
+    ]
 
 
 @pytest.mark.parametrize("command", ["chat", "generate"])

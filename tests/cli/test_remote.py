@@ -75,7 +75,7 @@ def test_one_url_gives_the_addresses_of_both_protocols(url: str, websocket: str,
     assert (address.websocket_url, str(address)) == (websocket, http)
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "ws://", "http://host:99999", "ws://host/?a=b"])
+@pytest.mark.parametrize("url", ["ftp://host", "host", "ws://", "http://host:99999", "ws://host/?a=b"])
 def test_an_address_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="a URL such as"):
         ServerAddress.of(url)

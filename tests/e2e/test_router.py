@@ -6,6 +6,7 @@ import json
 import signal
 import urllib.error
 import urllib.request
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai
@@ -15,7 +16,7 @@ import trio
 from tests.e2e.fleet import Fleet, ended, events_of, open_fleet, text_of
 from triolet.client.address import ServerAddress
 from triolet.client.http import request
-from triolet.client.websocket import open_responses_socket
+from triolet.client.websocket import ClientWebSocket, open_responses_socket
 
 MODEL = "triolet-nano"
 
@@ -181,6 +182,66 @@ async def test_a_wrong_key_is_refused_as_the_engine_refuses_it() -> None:
                 ServerAddress.of(fleet.router.url, "wrong"), "/chat/completions", {"model": MODEL}
             ):
                 pass
+
+
+async def test_a_router_that_ctrl_c_ends_fails_its_streams_first_and_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIOLET_GRACE_PERIOD", "2")
+    with open_fleet(1) as fleet:
+        async with open_responses_socket(ServerAddress.of(fleet.router.url)) as socket:
+            await socket.send(json.dumps({"type": "response.create", **payload_of(0, 1800)}))
+            events = [json.loads(await socket.receive()) for _ in range(3)]
+            fleet.router.process.send_signal(signal.SIGINT)
+            await trio.sleep(0.3)
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                fleet.router.get("/v1/models")
+            with caught.value:
+                assert (caught.value.code, caught.value.headers["retry-after"]) == (503, "5")
+            while not ended(events[-1]):
+                events.append(json.loads(await socket.receive()))
+        assert events[-1]["type"] == "response.failed"
+        assert await trio.to_thread.run_sync(fleet.router.process.wait, 10) == 130
+
+
+async def test_a_second_signal_ends_a_router_at_once() -> None:
+    with open_fleet(1) as fleet:
+        async with open_responses_socket(ServerAddress.of(fleet.router.url)) as socket:
+            await socket.send(json.dumps({"type": "response.create", **payload_of(0, 1800)}))
+            await socket.receive()
+            fleet.router.process.send_signal(signal.SIGTERM)
+            await trio.sleep(0.3)
+            fleet.router.process.send_signal(signal.SIGTERM)
+            assert await trio.to_thread.run_sync(fleet.router.process.wait, 5) == 143
+
+
+async def test_one_key_over_its_limit_of_connections_ends_no_stream_of_another_key() -> None:
+    with open_fleet(1, "--api-keys", "k1,k2", "--max-connections-per-key", "1") as fleet:
+
+        def socket_of(key: str) -> AbstractAsyncContextManager[ClientWebSocket]:
+            return open_responses_socket(ServerAddress.of(fleet.router.url, key))
+
+        async def turn(socket: ClientWebSocket, **fields: Any) -> None:
+            await socket.send(json.dumps({"type": "response.create", **payload_of(0), **fields}))
+
+        async def end(socket: ClientWebSocket) -> dict[str, Any]:
+            event: dict[str, Any] = {"type": ""}
+            while not ended(event):
+                event = json.loads(await socket.receive())
+            return event
+
+        async with socket_of("k2") as victim, socket_of("k1") as first, socket_of("k1") as second:
+            await turn(victim, max_output_tokens=3)
+            response_id = (await end(victim))["response"]["id"]
+            await turn(victim, previous_response_id=response_id, max_output_tokens=500)
+            await victim.receive()
+            await turn(first, max_output_tokens=400)
+            await first.receive()
+            await turn(second)
+            refused = await end(second)
+            assert (refused["type"], refused["status"]) == ("error", 429)
+            assert (await end(victim))["type"] == "response.incomplete"
+            assert (await end(first))["type"] == "response.incomplete"
 
 
 def read_json(fleet: Fleet, path: str) -> Any:

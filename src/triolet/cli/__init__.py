@@ -181,36 +181,24 @@ def serve(gateway: GatewayConfig, config: EngineConfig, models: Mapping[str, Fur
     run(gateway, config, models)
 
 
-@main.command()
+@main.command(cls=options.SectionedCommand)
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 takes a free one."
-)
 @click.option(
     "--api-key",
     envvar="TRIOLET_API_KEY",
     help="Key with which the router itself asks the engines; clients bring their own. TRIOLET_API_KEY is read as well.",
 )
-@click.option(
-    "--grace-period",
-    type=click.FloatRange(0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds that streams may take to end after SIGTERM.",
-)
-def route(urls: tuple[str, ...], host: str, port: int, api_key: str | None, grace_period: float) -> None:
+@options.router_options
+def route(urls: tuple[str, ...], api_key: str | None, gateway: GatewayConfig) -> None:
     """Serve the clients of several engines on one port.
 
     URL is that of a `triolet serve`, such as http://10.0.0.1:8000; all engines must serve the same models. A stream
-    whose engine dies or shuts down goes on at another one, with the same tokens.
+    whose engine dies or shuts down goes on at another one, with the same tokens. SIGTERM or Ctrl-C lets answers end
+    within --grace-period; a second one ends at once.
     """
     from triolet.router.run import run
 
-    run(
-        [options.server_address(url, api_key) for url in urls],
-        GatewayConfig(host=host, port=port, grace_period=grace_period),
-    )
+    run(options.engine_addresses(urls, api_key), gateway)
 
 
 @main.command(cls=options.SectionedCommand)

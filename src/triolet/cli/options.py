@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -53,6 +53,12 @@ OF_ONE_MODEL: Final = (
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
+# Fields of the server that a router honours as well.
+ROUTER_FIELDS: Final = (
+    "host", "port", "certfile", "keyfile", "allowed_origins", "allowed_hosts", "max_connections",
+    "max_connections_per_address", "max_body_bytes", "max_message_bytes", "handshake_timeout", "ping_interval",
+    "write_timeout", "close_timeout", "grace_period", "metrics_prefix",
+)  # fmt: skip
 # Fields of both configurations; the flag is the engine's, and the server takes its value.
 SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()
 
@@ -182,6 +188,14 @@ def server_options(command: Command) -> Command:
     return _config_options(command, "gateway", gateway_fields, GATEWAY_SECTION, gateway_config)
 
 
+def router_options(command: Command) -> Command:
+    """Add the flags of a server that a router honours; the command gets them as `gateway`."""
+    fields = [field for field in attrs.fields(GatewayConfig) if field.name in ROUTER_FIELDS]
+    return _config_options(
+        command, "gateway", fields, GATEWAY_SECTION, lambda flags: gateway_config(flags, only=ROUTER_FIELDS)
+    )
+
+
 def server_address_options(command: Command) -> Command:
     """Add --url and --api-key; the command gets the address of a server, or None, as `address`.
 
@@ -235,16 +249,35 @@ def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
     return server_address(url, api_key)
 
 
-def server_address(url: str, api_key: str | None) -> ServerAddress:
-    """Return the address that --url means.
+def server_address(url: str, api_key: str | None, name: str = "--url") -> ServerAddress:
+    """Return the address that a URL means.
 
+    Args:
+        url: of a server.
+        api_key: for that server.
+        name: of the flag or argument that the URL was given as.
     Raises:
         click.UsageError: it is no such URL.
     """
     try:
         return ServerAddress.of(url, api_key)
     except ValueError as error:
-        raise click.UsageError(f"--url must be {error}; got {shown(url)}") from error
+        raise click.UsageError(f"{name} must be {error}; got {shown(url)}") from error
+
+
+def engine_addresses(urls: Sequence[str], api_key: str | None) -> list[ServerAddress]:
+    """Return the addresses of a router's engines.
+
+    Raises:
+        click.UsageError: a text is no URL, or two mean the same engine.
+    """
+    addresses: list[ServerAddress] = []
+    for url in urls:
+        address = server_address(url, api_key, "URL")
+        if address in addresses:
+            raise click.UsageError(f"URL must name another engine each time; got {shown(url)} twice")
+        addresses.append(address)
+    return addresses
 
 
 def _config_options(
@@ -432,13 +465,24 @@ def engine_config(
     return _blaming(flags, lambda: EngineConfig.from_texts(fields))
 
 
-def gateway_config(flags: Mapping[str, str], environ: Mapping[str, str] | None = None) -> GatewayConfig:
+def gateway_config(
+    flags: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+) -> GatewayConfig:
     """Return the configuration of the server from flags and environment.
 
+    Args:
+        flags: texts by field.
+        environ: by default this process's.
+        only: names of the fields that the environment is read for; by default all.
     Raises:
         click.UsageError: a wrong value; names the flag or the variable it came from.
     """
-    fields = {**GatewayConfig.environment_fields(environ), **flags}
+    variables = GatewayConfig.environment_fields(environ)
+    if only is not None:
+        variables = {name: text for name, text in variables.items() if name in only}
+    fields = {**variables, **flags}
     # Fields of both configurations are the engine's.
     for name in SHARED_FIELDS:
         fields.pop(name, None)

@@ -46,6 +46,8 @@ class ServerAddress:
             port = parts.port
         except ValueError:  # above 65535, or no number
             raise ValueError(rule) from None
+        if "://" not in url and port is None:  # a word, and as likely a forgotten option or a model
+            raise ValueError(rule)
         secure = SECURE[parts.scheme]
         return cls(
             host=parts.hostname,
