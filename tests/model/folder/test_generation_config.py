@@ -51,17 +51,6 @@ def test_the_tokenizers_own_end_of_sequence_comes_first_as_in_vllm(
     assert read(tmp_path, {}, {"eos_token_id": [5, 6]}).eos_token_ids == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"), [({}, (7, 5)), ({"eos_token": "</s>"}, (4, 5)), ({"eos_token": None}, (5,))]
-)
-def test_an_end_of_sequence_that_the_settings_do_not_name_is_that_of_the_special_tokens_map(
-    settings: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "added_tokens_decoder": TOKENS}))
-    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
-    assert read(tmp_path, {}, {"eos_token_id": 5}).eos_token_ids == expected
-
-
 def test_a_tokenizer_that_is_not_readable_names_no_end(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     assert read(tmp_path, {}, {"eos_token_id": 5}).eos_token_ids == (5,)

@@ -246,14 +246,6 @@ def test_a_broken_template_fails_conversations_and_not_texts(folder: Path) -> No
         tokenizer.render(MESSAGES)
 
 
-def test_a_template_knows_special_tokens_of_the_map_that_the_settings_do_not_name(folder: Path) -> None:
-    template = "{{ bos_token }} {{ eos_token }}"
-    change_json(folder / "tokenizer_config.json", chat_template=template, bos_token=..., eos_token="<end>")
-    special_tokens = {"bos_token": {"content": "<begin>"}, "eos_token": "<other>"}
-    (folder / "special_tokens_map.json").write_text(json.dumps(special_tokens))
-    assert load(folder).render(MESSAGES) == "<begin> <end>"
-
-
 def test_the_default_of_several_templates_is_used(folder: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     change_json(folder / "tokenizer_config.json", chat_template=templates)

@@ -64,16 +64,8 @@ def _eos_of_config(config: Fields) -> tuple[int, ...]:
     return () if class_eos is None or "eos_token_id" in config else (class_eos,)
 
 
-def with_special_tokens(settings: Mapping[str, Any], special_tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of tokenizer_config.json, over the special tokens of special_tokens_map.json."""
-    named = {name: token for name, token in special_tokens.items() if name.endswith("_token")}
-    return named | dict(settings)
-
-
 def _eos_of_tokenizer(folder: Path) -> list[int]:
-    settings = with_special_tokens(
-        _object(folder / "tokenizer_config.json"), _object(folder / "special_tokens_map.json")
-    )
+    settings = _object(folder / "tokenizer_config.json")
     eos = settings.get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
     if not isinstance(text, str):

@@ -32,7 +32,6 @@ from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
-from triolet.model.folder.generation_config import with_special_tokens
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
 MAX_KEPT = 2**16
@@ -336,8 +335,7 @@ def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
         backend.no_padding()
         content = _written_out(backend)
     settings = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _read_json(folder / "special_tokens_map.json")
-    template_tokens = _template_tokens(with_special_tokens(settings, special_tokens))
+    template_tokens = _template_tokens(settings)
     template = _load_chat_template(folder, settings, template_tokens)
     return TextTokenizer(backend, template, template_tokens, json=content)
 
