@@ -51,6 +51,13 @@ def test_the_tokenizers_own_end_of_sequence_comes_first_as_in_vllm(
     assert read(tmp_path, {}, {"eos_token_id": [5, 6]}).eos_token_ids == expected
 
 
+def test_the_end_of_sequence_may_be_named_in_the_map_of_special_tokens(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"id": 6, "content": "</s>"}]}')
+    assert read(tmp_path, {}, {"eos_token_id": 5}).eos_token_ids == (6, 5)
+
+
 def test_a_tokenizer_that_is_not_readable_names_no_end(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     assert read(tmp_path, {}, {"eos_token_id": 5}).eos_token_ids == (5,)

@@ -266,3 +266,20 @@ def test_a_tokenizer_of_vocabulary_and_merges_is_converted(tmp_path: Path) -> No
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert load(tmp_path).encode("abc", add_special_tokens=False) == [26, 2]
+
+
+@pytest.mark.parametrize("map_counts", [True, False])
+def test_special_tokens_in_a_file_of_their_own_count_as_in_transformers(
+    folder: Path, map_counts: bool
+) -> None:
+    template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}{{ eos_token }}"
+    settings = folder / "tokenizer_config.json"
+    change_json(settings, chat_template=template, bos_token=..., eos_token=SPECIAL_TOKENS[1])
+    if not map_counts:
+        change_json(settings, added_tokens_decoder={})
+    special = {"bos_token": SPECIAL_TOKENS[0], "eos_token": {"content": SPECIAL_TOKENS[2], "lstrip": False}}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    rendered = load(folder).render(MESSAGES)
+    assert rendered == theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert rendered.startswith(SPECIAL_TOKENS[0]) == map_counts

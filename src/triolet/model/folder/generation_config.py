@@ -13,6 +13,7 @@ from typing import Any
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.errors import InvalidParams, ModelFileError
 from triolet.model.folder.json_fields import Fields, read_json_object
+from triolet.model.folder.tokenizer_settings import tokenizer_settings
 
 # What transformers' config classes say where a config.json says nothing, by model_type.
 _CLASS_EOS = {
@@ -65,7 +66,7 @@ def _eos_of_config(config: Fields) -> tuple[int, ...]:
 
 
 def _eos_of_tokenizer(folder: Path) -> list[int]:
-    settings = _object(folder / "tokenizer_config.json")
+    settings = tokenizer_settings(folder, _object)
     eos = settings.get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
     if not isinstance(text, str):

@@ -32,6 +32,7 @@ from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
+from triolet.model.folder.tokenizer_settings import tokenizer_settings
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
 MAX_KEPT = 2**16
@@ -334,7 +335,7 @@ def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
         backend.no_truncation()
         backend.no_padding()
         content = _written_out(backend)
-    settings = _read_json(folder / "tokenizer_config.json")
+    settings = tokenizer_settings(folder, _read_json)
     template_tokens = _template_tokens(settings)
     template = _load_chat_template(folder, settings, template_tokens)
     return TextTokenizer(backend, template, template_tokens, json=content)
