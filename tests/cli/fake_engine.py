@@ -60,7 +60,10 @@ class FakeEngine:
     reasoning_parser: str | None = None
     tokenizer: Any = attrs.field(
         factory=lambda: SimpleNamespace(
-            template_source="", template_variables={"enable_thinking"}, thinking_prompt=""
+            template_source="",
+            tool_template_source="",
+            template_variables={"enable_thinking"},
+            thinking_prompt="",
         )
     )
 

@@ -382,6 +382,7 @@ class Owner:
     template_source: str
     template_variables: frozenset[str] = frozenset()
     thinking_prompt: str = ""
+    tool_template_source: str = ""
 
 
 HERMES = Owner("{{ tools }}<tool_call></think>", frozenset({"thinking"}))

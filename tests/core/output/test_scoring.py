@@ -33,6 +33,7 @@ class ChatTokenizer:
     template_source: str
     template_variables: frozenset[str] = frozenset()
     thinking_prompt: str = ""
+    tool_template_source: str = ""
 
 
 WITH_ROLES = ChatTokenizer("""{% if m.role == 'query' %}Q{% elif m.role == "document" %}D{% endif %}""")

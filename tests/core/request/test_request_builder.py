@@ -57,6 +57,7 @@ class Templated(Letters):
 
     thinking_prompt: str = ""
     template_source: str = "<think></think>"
+    tool_template_source: str = ""
     template_variables: frozenset[str] = frozenset()
 
 

@@ -14,6 +14,7 @@ import transformers
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
 from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize
+from triolet.core.tools.answer import tool_parser_named
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.ipc.grammar import Vocabulary
 from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
@@ -250,6 +251,30 @@ def test_the_default_of_several_templates_is_used(folder: Path) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     change_json(folder / "tokenizer_config.json", chat_template=templates)
     assert load(folder).render(MESSAGES) == "plain"
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+FOR_TOOLS = "<tool_call> {{ tools[0]['function']['name'] }}"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_chat_with_tools_has_the_template_for_them_as_in_transformers(
+    folder: Path, tools: list[dict[str, Any]] | None, in_files: bool
+) -> None:
+    if in_files:
+        (folder / "chat_template.jinja").write_text("plain")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(FOR_TOOLS)
+    else:
+        templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": FOR_TOOLS}]
+        change_json(folder / "tokenizer_config.json", chat_template=templates)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load(folder)
+    expected = theirs.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
+    assert ours.render(ChatPrompt(messages=MESSAGES, tools=tools)) == expected
+    assert expected == ("<tool_call> now" if tools else "plain")
+    assert tool_parser_named("auto", ours) == "hermes"
 
 
 def test_a_template_in_a_json_file_of_its_own_is_used_where_the_settings_have_none(folder: Path) -> None:

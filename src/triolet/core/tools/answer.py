@@ -113,6 +113,11 @@ class TemplateOwner(Protocol):
         ...
 
     @property
+    def tool_template_source(self) -> str:
+        """Source of the template for chats with tools; empty if that is the same one."""
+        ...
+
+    @property
     def template_variables(self) -> frozenset[str]:
         """Names of the values that the template reads beside messages and tools."""
         ...
@@ -160,7 +165,9 @@ def tool_parser_named(name: str, tokenizer: object) -> str | None:
     """Return the tool-call format that a configuration names; for `auto`, detect it."""
     if name != "auto":
         return name
-    return tool_parser_of(tokenizer.template_source) if isinstance(tokenizer, TemplateOwner) else None
+    if not isinstance(tokenizer, TemplateOwner):
+        return None
+    return tool_parser_of(tokenizer.tool_template_source or tokenizer.template_source)
 
 
 def reasoning_parser_named(name: str, tokenizer: object) -> str | None:

@@ -98,6 +98,8 @@ class TextTokenizer:
     backend: tokenizers.Tokenizer  # does the work; its calls may run in any thread
     # None for a model without one; the error if the template cannot be compiled.
     chat_template: ChatTemplate | ChatTemplateError | None
+    # Likewise, for chats with tools; None if that is the same one.
+    tool_template: ChatTemplate | ChatTemplateError | None = attrs.field(default=None, kw_only=True)
     # Special tokens by the names that templates know them by, such as `bos_token`.
     template_tokens: Mapping[str, str] = attrs.field(factory=dict)
     # What keeps special tokens out of prompts that only users' texts would bring there; None to let them.
@@ -165,7 +167,7 @@ class TextTokenizer:
         """
         if not isinstance(messages, ChatPrompt):
             messages = ChatPrompt(messages=messages)
-        template = self._template(messages.chat_template)
+        template = self._template(messages.chat_template, has_tools=bool(messages.tools))
         # The model would never see them.
         if messages.tools and not template.reads_tools:
             raise UnsupportedFeature(
@@ -179,18 +181,19 @@ class TextTokenizer:
             **messages.chat_template_kwargs,
         )
 
-    def _template(self, source: str | None) -> ChatTemplate:
-        """Return the template of that source, or the model's own."""
+    def _template(self, source: str | None, *, has_tools: bool) -> ChatTemplate:
+        """Return the template of that source, or the model's own for a chat with tools or without."""
         if source is not None:
             return _compiled(source, self.template_tokens)
-        if self.chat_template is None:
+        template = (self.tool_template if has_tools else None) or self.chat_template
+        if template is None:
             raise UnsupportedFeature(
                 "prompt must be text or token ids: the model has no chat template", field="prompt"
             )
-        if isinstance(self.chat_template, ChatTemplateError):
+        if isinstance(template, ChatTemplateError):
             # A new one for each request: a shared one would collect the tracebacks of all.
-            raise ChatTemplateError(*self.chat_template.args)
-        return self.chat_template
+            raise ChatTemplateError(*template.args)
+        return template
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model."""
@@ -235,7 +238,11 @@ class TextTokenizer:
 
     @property
     def template_source(self) -> str:
-        return self.chat_template.source if isinstance(self.chat_template, ChatTemplate) else ""
+        return _source_of(self.chat_template)
+
+    @property
+    def tool_template_source(self) -> str:
+        return _source_of(self.tool_template)
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -337,8 +344,10 @@ def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
         content = _written_out(backend)
     settings = tokenizer_settings(folder, _read_json)
     template_tokens = _template_tokens(settings)
-    template = _load_chat_template(folder, settings, template_tokens)
-    return TextTokenizer(backend, template, template_tokens, json=content)
+    template, tool_template = (
+        _load_chat_template(folder, settings, template_tokens, name) for name in ("default", "tool_use")
+    )
+    return TextTokenizer(backend, template, template_tokens, tool_template=tool_template, json=content)
 
 
 def _load_gguf_tokenizer(path: Path) -> TextTokenizer | None:
@@ -397,10 +406,10 @@ def _compiled(source: str, tokens: Mapping[str, str]) -> ChatTemplate:
 
 
 def _load_chat_template(
-    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str]
+    folder: Path, settings: Mapping[str, Any], tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | ChatTemplateError | None:
-    """Return the compiled chat template, its error, or None if the model has none."""
-    source = _template_source(folder, settings)
+    """Return the compiled chat template of that name, its error, or None if the model has none."""
+    source = _template_source(folder, settings, name)
     return None if source is None else _compiled_or_error(source, tokens)
 
 
@@ -411,16 +420,25 @@ def _compiled_or_error(source: str, tokens: Mapping[str, str]) -> ChatTemplate |
         return error  # not raised: text prompts need no template, so only conversations fail
 
 
-def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _source_of(template: ChatTemplate | ChatTemplateError | None) -> str:
+    return template.source if isinstance(template, ChatTemplate) else ""
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any], name: str) -> str | None:
     # Newer folders have it in a file of its own, which goes before the settings.
-    path = folder / "chat_template.jinja"
+    default = folder / "chat_template.jinja"
+    path = default if name == "default" else folder / "additional_chat_templates" / f"{name}.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
+    if default.is_file():
+        return None
     # Folders of models with images, as transformers 4 wrote them, have it in a JSON file of its own.
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = named.get(name)
+    elif name != "default":
+        return None
     return template if isinstance(template, str) else None
 
 
