@@ -284,6 +284,59 @@ def test_a_template_in_a_json_file_of_its_own_is_used_where_the_settings_have_no
     assert load(folder).render(MESSAGES) == "from the file"
 
 
+FLAGS = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False}
+TEXT = "a <extra> b<extra>c <|user|> d <more>"
+
+
+@pytest.mark.parametrize(
+    ("settings", "added"),
+    [
+        ({"added_tokens_decoder": {"9999": {"content": "<extra>", "special": True, **FLAGS}}}, {}),
+        (
+            {"added_tokens_decoder": {"9999": {"content": "<extra>", "special": False, **FLAGS}}},
+            {"<more>": 7},
+        ),
+        (
+            {
+                "additional_special_tokens": [
+                    "<extra>",
+                    {"__type": "AddedToken", "content": "<more>", **FLAGS},
+                ]
+            },
+            {},
+        ),
+        ({"extra_special_tokens": ["<extra>"], "mask_token": "<more>"}, {}),
+        ({}, {"<extra>": 9999, "<more>": 9998}),
+        ({"additional_special_tokens": ["<extra>"]}, {"<extra>": 9999, "<more>": 9998}),
+        ({"additional_special_tokens": ["<|user|>"]}, {}),
+        ({}, {}),
+    ],
+)
+def test_tokens_beside_the_tokenizer_are_added_as_in_transformers(
+    folder: Path, settings: dict[str, Any], added: dict[str, int]
+) -> None:
+    change_json(folder / "tokenizer_config.json", **settings)
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+    ids = theirs(TEXT)["input_ids"]
+    assert ours.encode(TEXT, add_special_tokens=True) == ids
+    for skips in (False, True):
+        assert ours.decode(ids, skip_special_tokens=skips) == theirs.decode(ids, skip_special_tokens=skips)
+    assert tokenizers.Tokenizer.from_str(ours.tokenizer_json().decode()).encode(TEXT).ids == ids
+
+
+@pytest.mark.parametrize("wanted", [True, False, ...])
+def test_a_gpt2_tokenizer_adds_the_space_that_its_settings_ask_for(folder: Path, wanted: object) -> None:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    change_json(folder / "tokenizer.json", pre_tokenizer=byte_level, normalizer=None, post_processor=None)
+    settings = folder / "tokenizer_config.json"
+    change_json(settings, tokenizer_class="GPT2Tokenizer", add_prefix_space=wanted)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+    assert ours.encode("the day", add_special_tokens=False) == theirs("the day")["input_ids"]
+    spaced = ours.encode(" the day", add_special_tokens=False)
+    assert (ours.encode("the day", add_special_tokens=False) == spaced) == (wanted is True)
+
+
 def test_a_tokenizer_of_vocabulary_and_merges_is_converted(tmp_path: Path) -> None:
     vocab = {chr(97 + index): index for index in range(26)} | {"ab": 26, "<|endoftext|>": 27}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))

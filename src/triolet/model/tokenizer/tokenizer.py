@@ -33,6 +33,7 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.folder.tokenizer_settings import tokenizer_settings
+from triolet.model.tokenizer.added_tokens import apply_settings
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
 MAX_KEPT = 2**16
@@ -333,8 +334,11 @@ def load_tokenizer(
 def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
     content = b""
     backend: tokenizers.Tokenizer | None
+    settings = tokenizer_settings(folder, _read_json)
     if (file := folder / "tokenizer.json").is_file():
         backend, content = _read_backend(file)
+        if apply_settings(backend, settings, _read_json(folder / "added_tokens.json")):
+            content = b""
     elif (backend := _convert(folder, trust_remote_code)) is None:
         return None
     # Some folders save these settings of their training; a prompt is never cut or padded.
@@ -342,7 +346,6 @@ def _load_folder(folder: Path, trust_remote_code: bool) -> TextTokenizer | None:
         backend.no_truncation()
         backend.no_padding()
         content = _written_out(backend)
-    settings = tokenizer_settings(folder, _read_json)
     template_tokens = _template_tokens(settings)
     template, tool_template = (
         _load_chat_template(folder, settings, template_tokens, name) for name in ("default", "tool_use")
