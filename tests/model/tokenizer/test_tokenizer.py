@@ -260,7 +260,7 @@ FOR_TOOLS = "<tool_call> {{ tools[0]['function']['name'] }}"
 @pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_a_chat_with_tools_has_the_template_for_them_as_in_transformers(
-    folder: Path, tools: list[dict[str, Any]] | None, in_files: bool
+    folder: Path, tools: Any, in_files: bool
 ) -> None:
     if in_files:
         (folder / "chat_template.jinja").write_text("plain")
