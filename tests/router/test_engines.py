@@ -42,6 +42,17 @@ async def test_an_engine_that_comes_back_with_another_model_gets_nothing(
         assert fleet.states() == ["down", "up"]
 
 
+async def test_an_engine_that_broke_a_connection_is_asked_for_its_models_before_it_gets_requests_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, FakeEngine(), restarted := FakeEngine()) as fleet:
+        await trio.sleep(0.5)
+        restarted.models = ("other",)
+        fleet.router.engines.note_lost(fleet.router.engines.all[1])
+        await trio.sleep(5)
+        assert (fleet.states(), restarted.num_asked("/v1/models") > 1) == (["up", "down"], True)
+
+
 async def test_models_are_not_asked_for_again_while_an_engine_is_up(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -43,13 +43,8 @@ REPEATED: Final = " Given several times, as NAME=MODEL or the name of a preset, 
 NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
 # Of one model only, so that no other one of the server takes them over from the command line.
 OF_ONE_MODEL: Final = (
-    "model",
-    "served_model_name",
-    "tokenizer",
-    "revision",
-    "lora_modules",
-    "prompt_adapters",
-)
+    "model", "served_model_name", "tokenizer", "revision", "lora_modules", "prompt_adapters",
+)  # fmt: skip
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
