@@ -31,7 +31,8 @@ from triolet.kernels.cpu.gemm.packing import ANY_ROWS
 from triolet.kernels.cpu.library import SWITCH, kernels
 from triolet.kernels.cpu.targets import runnable
 from triolet.model.architectures.families import parse_decoder_config
-from triolet.model.backends.cpu_decoder import CpuDecoder, build_cpu_decoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
+from triolet.model.backends.cpu.plan import build_cpu_decoder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CONTEXT = 128

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import triolet
 from triolet import SamplingParams
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.load import load_model
 from triolet.model.quality import compare_logits, logits_of
 from triolet.nano import PATH

@@ -35,7 +35,7 @@ from triolet.errors import (
     SnapshotError,
 )
 from triolet.kernels.cpu.library import SWITCH
-from triolet.model.backends import cpu_decoder
+from triolet.model.backends.cpu import plan
 from triolet.server import create_app
 
 NUM_TOKENS = 64
@@ -55,7 +55,7 @@ def one_thread() -> Iterator[None]:
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder that the engines of a test take."""
     if request.param == "torch":
-        monkeypatch.setattr(cpu_decoder, "library", lambda: None)
+        monkeypatch.setattr(plan, "library", lambda: None)
         monkeypatch.setenv(SWITCH, "off")  # of processes
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
-from triolet.model.backends.cpu_linear import CppLinearLayer, use_cpp_linear_layers
+from triolet.model.backends.cpu.linear import CppLinearLayer, use_cpp_linear_layers
 
 
 @on_every_cpu_variant

@@ -19,7 +19,7 @@ from triolet.core.step_plan import PlanRow, StepPlan, StepResult
 from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.abi import MultiStepStruct
 from triolet.kernels.cpu.library import library
-from triolet.model.backends import cpu_decoder
+from triolet.model.backends.cpu import decoder as cpu_decoder
 from triolet.model.memory.page_prefault import PagePrefault
 from triolet.model.runner import ModelRunner
 from triolet.model.runner_loading import load_runner

@@ -18,8 +18,8 @@ from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError, KernelShapeError
 from triolet.kernels.cpu.gemm.packing import GROUP, pack_int4, pack_int8, round_groups
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.load import load_model
 
 
@@ -30,7 +30,7 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 
 def logits_of(folder: Path, ids: list[int], quantization: str | None, variant: str = "") -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_decoder, "library", lambda: compiled(variant))
+        patch.setattr(plan, "library", lambda: compiled(variant))
         model = load_model(str(folder), quantization=quantization).model
     assert isinstance(model, CpuDecoder)
     return PagedDriver(model).once(ids).float()
@@ -99,7 +99,7 @@ def test_a_rounded_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bi
     quantization: str, variant: str, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_decoder, "library", lambda: compiled(variant))
+        patch.setattr(plan, "library", lambda: compiled(variant))
         model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
     driver = PagedDriver(model, num_blocks=512)
     prompts = [tokens(5 + row % 9, seed=row) for row in range(32)]

@@ -40,7 +40,7 @@ from triolet.model.architectures.weight_map import (
     check_fit,
     plan_tensors,
 )
-from triolet.model.backends.cpu_decoder import adapter_packing, build_cpu_decoder, can_plan, can_quantise
+from triolet.model.backends.cpu.plan import adapter_packing, build_cpu_decoder, can_plan, can_quantise
 from triolet.model.backends.layers.scaled_linear import with_rounded_inputs
 from triolet.model.backends.torch_decoder import Decoder, build_decoder
 from triolet.model.cuda.staging import PinnedStaging

@@ -24,7 +24,7 @@ from triolet.kernels._triton import announce_warm, has_failed_kernels
 from triolet.kernels.cpu.library import kernels
 from triolet.kernels.flash_attention import IMPLEMENTATIONS
 from triolet.kernels.lora import compile_low_rank
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.layers.warm_up import compute_warm_up_steps
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.cuda.prompt_attention import choose_prompt_attention

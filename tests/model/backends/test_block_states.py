@@ -15,8 +15,8 @@ from tests.model.backends.test_decoder_parity import TOLERANCE, reference, refer
 from tests.model.paged import PagedDriver, PagedSequence
 from tests.model.tiny import make_model
 from triolet.errors import InvariantViolated
-from triolet.model.backends.layers import recurrent
-from triolet.model.backends.layers.block_states import write_states
+from triolet.model.backends.layers.recurrent import batches
+from triolet.model.backends.layers.recurrent.block_states import write_states
 from triolet.model.interface import CausalModel
 from triolet.model.load import load_model
 
@@ -94,7 +94,7 @@ def test_a_step_that_broke_off_between_two_layers_is_computed_again_in_smaller_o
         write_states(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(recurrent, "write_states", break_off)
+        patch.setattr(batches, "write_states", break_off)
         with pytest.raises(MemoryError):
             driver.feed(sequence, hybrid.tokens[11:24])
     sequence.length = 11

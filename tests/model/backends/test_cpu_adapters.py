@@ -15,8 +15,8 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from tests.model.tiny_adapters import ATTENTION, LINEAR, every_layer, make_adapter
 from triolet.core.step_plan import AdapterStart
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.folder.adapter_files import read_adapter
 from triolet.model.load import AdapterLimits, load_model
@@ -37,7 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
     def load(folder: Path, adapters: Sequence[Path], variant: str | None, **settings: Any) -> PagedDriver:
         cpp = None if variant is None else compiled(variant)
-        monkeypatch.setattr(cpu_decoder, "library", lambda: cpp)
+        monkeypatch.setattr(plan, "library", lambda: cpp)
         limits = AdapterLimits(max_loras=4, max_lora_rank=64, max_cpu_loras=4, lora_dtype="auto")
         loaded = load_model(str(folder), adapter_limits=limits, **settings)
         assert isinstance(loaded.model, Decoder if variant is None else CpuDecoder)

@@ -19,8 +19,8 @@ from triolet.kernels.cpu.abi import ModelStruct
 from triolet.kernels.cpu.calibration import Calibration
 from triolet.kernels.cpu.gemm import packing
 from triolet.kernels.cpu.gemm.packing import ANY_ROWS, CppArgmaxFilter, CppLinear, pack_argmax_filter
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.interface import ForwardBatch
 
 VOCAB_SIZE = 3000
@@ -37,7 +37,7 @@ def filter_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen.apply(model)
         return chosen
 
-    monkeypatch.setattr(cpu_decoder, "calibrate", calibrate)
+    monkeypatch.setattr(plan, "calibrate", calibrate)
 
 
 def changed(folder: Path, changes: dict[str, Change]) -> Path:

@@ -33,7 +33,7 @@ from triolet.kernels.cpu.calibration import (
     kept_calibrations,
 )
 from triolet.kernels.cpu.gemm.packing import ANY_ROWS
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
 
 VOCAB_SIZE = 3000
 MEASURED = Calibration(argmax_filter_rows=16, few_rows=2)

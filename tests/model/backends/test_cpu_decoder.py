@@ -19,8 +19,8 @@ from triolet.errors import KernelShapeError
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.architectures import families
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.interface import CausalModel, ForwardBatch
 from triolet.model.load import load_model
@@ -40,7 +40,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CausalModel]:
 
     def with_kernels(folder: Path, variant: str | None, dtype: str = "auto") -> CausalModel:
         cpp = None if variant is None else compiled(variant)
-        monkeypatch.setattr(cpu_decoder, "library", lambda: cpp)
+        monkeypatch.setattr(plan, "library", lambda: cpp)
         return load_model(str(folder), dtype=dtype).model
 
     return with_kernels
@@ -131,7 +131,7 @@ def test_a_prompt_alone_and_among_so_many_tokens_that_rows_are_shared_out_has_th
     num_threads: int, quantization: str | None, variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cpp = compiled(variant)
-    monkeypatch.setattr(cpu_decoder, "library", lambda: cpp)
+    monkeypatch.setattr(plan, "library", lambda: cpp)
     model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
     driver, before = PagedDriver(model, num_blocks=512), torch.get_num_threads()
     prompts = [tokens(30 + number, seed=number) for number in range(13)]

@@ -15,8 +15,8 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.interface import ForwardBatch
 from triolet.model.load import load_model
 
@@ -45,7 +45,7 @@ class Both:
 def load(
     folder: Path, variant: str, monkeypatch: pytest.MonkeyPatch, *, quantization: str | None = None
 ) -> CpuDecoder:
-    monkeypatch.setattr(cpu_decoder, "library", lambda: compiled(variant))
+    monkeypatch.setattr(plan, "library", lambda: compiled(variant))
     model = load_model(str(folder), quantization=quantization).model
     assert isinstance(model, CpuDecoder)
     return model

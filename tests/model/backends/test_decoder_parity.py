@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import FAMILIES, NATIVE_FAMILIES, VOCAB_SIZE, make_model
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.load import load_model
 
 TOLERANCE = 1e-4
@@ -111,7 +111,7 @@ def test_greedy_tokens_are_those_of_generate_on_every_kind_of_cpu(
     family: str, variant: str, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, prompt = pair_of(family), tokens(PROMPT_LEN)
-    monkeypatch.setattr(cpu_decoder, "library", lambda: compiled(variant))
+    monkeypatch.setattr(plan, "library", lambda: compiled(variant))
     model = load_model(str(pair.folder)).model
     assert isinstance(model, CpuDecoder)
     expected = reference_greedy(pair.theirs, prompt, NUM_GREEDY)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from triolet.model.backends.layers.delta_rule import DeltaInput, delta_scan, delta_step
-from triolet.model.backends.layers.mamba_scan import PIECE_TOKENS
+from triolet.model.backends.layers.recurrent.delta_rule import DeltaInput, delta_scan, delta_step
+from triolet.model.backends.layers.recurrent.mamba_scan import PIECE_TOKENS
 
 NUM_HEADS, NUM_KEY_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 6, 5
 LENGTH = 2 * PIECE_TOKENS + 9

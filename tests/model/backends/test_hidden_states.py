@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.kernels.cpu_variants import compiled
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
-from triolet.model.backends import cpu_decoder
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu import plan
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.backends.transformers_backend import TransformersModel, load_transformers_model
 from triolet.model.folder.json_fields import read_json_object
@@ -71,7 +71,7 @@ def test_the_cpu_decoder(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(cpu_decoder, "library", compiled)
+    monkeypatch.setattr(plan, "library", compiled)
     folder = make_model("llama", tmp_path, dtype=dtype)
     model = load_model(str(folder), quantization=quantization).model
     assert isinstance(model, CpuDecoder)
@@ -82,7 +82,7 @@ def test_the_cpu_decoder(
 def test_the_torch_decoder(
     family: str, check: Callable[[CausalModel], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cpu_decoder, "library", lambda: None)
+    monkeypatch.setattr(plan, "library", lambda: None)
     model = load_model(str(make_model(family, tmp_path))).model
     assert isinstance(model, Decoder)
     check(model)

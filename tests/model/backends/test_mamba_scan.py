@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from triolet.model.backends.layers.mamba_scan import PIECE_TOKENS, ScanInput, scan, scan_step
+from triolet.model.backends.layers.recurrent.mamba_scan import PIECE_TOKENS, ScanInput, scan, scan_step
 
 NUM_HEADS, HEAD_DIM, NUM_GROUPS, STATE_SIZE = 6, 5, 2, 7
 LENGTH = 2 * PIECE_TOKENS + 9

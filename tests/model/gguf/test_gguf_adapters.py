@@ -18,7 +18,7 @@ from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
 from triolet.core.step_plan import AdapterStart
-from triolet.model.backends import cpu_decoder
+from triolet.model.backends.cpu import plan
 from triolet.model.folder.adapter_files import read_adapter
 from triolet.model.load import AdapterLimits, LoadedFolder, load_model
 
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder that reads a file."""
     if request.param == "torch":
-        monkeypatch.setattr(cpu_decoder, "library", lambda: None)
+        monkeypatch.setattr(plan, "library", lambda: None)
     else:
         compiled()
 

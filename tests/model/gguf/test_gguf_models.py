@@ -23,7 +23,7 @@ from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.errors import ConfigError, ModelFileError, UnsupportedModel, WeightsMismatch
 from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.architectures.rope import Rope
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.gguf.config import read_decoder_config
 from triolet.model.gguf.file import GgufFile

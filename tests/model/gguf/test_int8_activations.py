@@ -18,7 +18,7 @@ from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
 from triolet.errors import ConfigError
-from triolet.model.backends.cpu_decoder import CpuDecoder
+from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.load import load_model
 
 PAIRS = [PROMPT[at : at + 2] for at in range(len(PROMPT) - 1)]

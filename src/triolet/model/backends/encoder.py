@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from triolet.errors import InvariantViolated, TrioletError, UnsupportedModel
-from triolet.model.backends.cpu_linear import use_cpp_linear_layers
+from triolet.model.backends.cpu.linear import use_cpp_linear_layers
 from triolet.model.backends.packed_attention import (
     PACKED_ATTENTION,
     PackedStep,

@@ -35,10 +35,8 @@ from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
 from triolet.model.backends.layers.activation import PLAIN, Activation, clamped_gate, feed_forward_activation
-from triolet.model.backends.layers.delta_net import DeltaNet, build_delta_net
 from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
 from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
-from triolet.model.backends.layers.mamba import Mamba, build_mamba
 from triolet.model.backends.layers.mixture_of_experts import (
     ExpertRouter,
     GroupedExperts,
@@ -47,7 +45,12 @@ from triolet.model.backends.layers.mixture_of_experts import (
     SoftmaxRouter,
     read_experts,
 )
-from triolet.model.backends.layers.short_convolution import ShortConvolution, build_short_convolution
+from triolet.model.backends.layers.recurrent.delta_net import DeltaNet, build_delta_net
+from triolet.model.backends.layers.recurrent.mamba import Mamba, build_mamba
+from triolet.model.backends.layers.recurrent.short_convolution import (
+    ShortConvolution,
+    build_short_convolution,
+)
 from triolet.model.backends.quant_method import LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, ModelSpec
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.backends.layers.block_states import FoundStates, StateBatch
+from triolet.model.backends.layers.recurrent.block_states import FoundStates, StateBatch
 
 
 @attrs.frozen(eq=False)

@@ -17,10 +17,10 @@ from torch.nn import functional
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.architectures.decoder_config import DeltaNetConfig
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.backends.layers.convolution import Convolution, read_convolution
-from triolet.model.backends.layers.delta_rule import DeltaInput, delta_scan, delta_step
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
-from triolet.model.backends.layers.recurrent import over_batches
+from triolet.model.backends.layers.recurrent.batches import over_batches
+from triolet.model.backends.layers.recurrent.convolution import Convolution, read_convolution
+from triolet.model.backends.layers.recurrent.delta_rule import DeltaInput, delta_scan, delta_step
 from triolet.model.interface import LayerCache
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.architectures.decoder_config import ShortConvolutionConfig
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.backends.layers.convolution import Convolution, read_convolution
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
-from triolet.model.backends.layers.recurrent import over_batches
+from triolet.model.backends.layers.recurrent.batches import over_batches
+from triolet.model.backends.layers.recurrent.convolution import Convolution, read_convolution
 from triolet.model.interface import LayerCache
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers over the paged cache: what those of all kinds have in common."""
+"""Batches of a recurrent layer over the paged cache: what those of all kinds have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.backends.layers.block_states import read_states, state_batches, write_states
-from triolet.model.backends.layers.convolution import Convolution
+from triolet.model.backends.layers.recurrent.block_states import read_states, state_batches, write_states
+from triolet.model.backends.layers.recurrent.convolution import Convolution
 from triolet.model.interface import LayerCache
 
 Recurrence = Callable[[Tensor, Tensor, Tensor, tuple[int, ...] | None], tuple[Tensor, Tensor]]

@@ -20,7 +20,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.model.backends.layers.mamba_scan import PIECE_TOKENS, decays_between
+from triolet.model.backends.layers.recurrent.mamba_scan import PIECE_TOKENS, decays_between
 
 _EPS = 1e-6  # of the norm of keys and queries; as they were trained
 
