@@ -30,7 +30,7 @@ from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.families import parse_decoder_config
 from triolet.model.architectures.weight_map import WeightReader, plan_tensors
 from triolet.model.backends.cpu.plan import build_cpu_decoder
-from triolet.model.backends.torch_decoder import build_decoder
+from triolet.model.backends.torch_loading import build_decoder
 from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.memory.kv_cache import allocate_kv_cache
 

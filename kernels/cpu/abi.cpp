@@ -18,18 +18,21 @@ namespace {
   _(weights), _(bias), _(scales), _(zero_point_offsets), _(panels), _(num_out), _(num_in), _(bits), _(gated)
 #define ARGMAX_FILTER(_) _(int8), _(bounds), _(max_rows)
 #define EXPERTS(_)                                                                                                \
-  _(router), _(in), _(out), _(correction), _(num_experts), _(per_token), _(is_sigmoid), _(is_normalised),         \
+  _(router), _(in), _(out), _(correction), _(scales), _(router_norm), _(norm), _(post_norm), _(post_dense_norm),   \
+      _(num_experts), _(per_token), _(is_sigmoid), _(is_normalised),                                              \
       _(has_shared), _(has_shared_gate), _(share_scale), _(gate_alpha), _(gate_limit)
 #define LAYER(_)                                                                                                  \
-  _(qkv), _(attention_out), _(gate_up), _(down), _(experts), _(sinks), _(attention_norm), _(query_norm), _(key_norm), _(mlp_norm),      \
-      _(attention_norm_bias), _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(cos_sin),            \
-      _(rotary_dim), _(sliding_window), _(interleaved), _(scale)
+  _(qkv), _(attention_out), _(gate_up), _(down), _(input_gate), _(input_out), _(experts), _(sinks),                \
+      _(attention_norm), _(query_norm), _(key_norm), _(value_norm), _(mlp_norm), _(attention_norm_bias),          \
+      _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(post_input_norm), _(cos_sin),                 \
+      _(num_kv_heads), _(head_dim), _(rotary_dim), _(sliding_window), _(interleaved), _(only_queries), _(scale),  \
+      _(output_scale)
+#define LAYER_INPUTS(_)                                                                                           \
+  _(embedding), _(projection), _(norm), _(size), _(embedding_scale), _(projection_scale), _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(learned_positions), _(query_factors), _(final_norm), _(final_norm_bias), _(head),     \
-      _(argmax_filter),                                                                                           \
-      _(num_layers), _(hidden), _(intermediate),                                                                  \
-      _(num_heads), _(num_kv_heads), _(head_dim), _(dtype), _(gelu), _(embedding_format), _(norms_rows), _(parallel), _(few_rows),    \
-      _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
+      _(argmax_filter), _(layer_inputs), _(num_layers), _(hidden), _(num_heads), _(dtype), _(gelu),               \
+      _(embedding_format), _(norms_rows), _(parallel), _(few_rows), _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
 #define CACHE_GROUP(_) _(slots), _(block_tables)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(logits_indices), _(cu_query_lens), _(seq_lens), _(groups), _(group_of_layer),      \
@@ -74,6 +77,7 @@ std::string all_layouts() {
   ADD(ArgmaxFilter, ARGMAX_FILTER);
   ADD(Experts, EXPERTS);
   ADD(Layer, LAYER);
+  ADD(LayerInputs, LAYER_INPUTS);
   ADD(Model, MODEL);
   ADD(CacheGroup, CACHE_GROUP);
   ADD(Step, STEP);

@@ -47,7 +47,8 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = (
         ("router", LinearStruct),
-        *((name, _P) for name in ("in", "out", "correction")),
+        *((name, _P) for name in ("in", "out", "correction", "scales")),
+        *((name, _P) for name in ("router_norm", "norm", "post_norm", "post_dense_norm")),
         *((name, _I) for name in ("num_experts", "per_token", "is_sigmoid", "is_normalised")),
         *((name, _I) for name in ("has_shared", "has_shared_gate")),
         *((name, _F) for name in ("share_scale", "gate_alpha", "gate_limit")),
@@ -59,12 +60,26 @@ class LayerStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, LinearStruct) for name in ("qkv", "attention_out", "gate_up", "down")),
+        *((name, LinearStruct) for name in ("input_gate", "input_out")),
         *((name, _P) for name in ("experts", "sinks")),
-        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "value_norm", "mlp_norm")),
         *((name, _P) for name in ("attention_norm_bias", "mlp_norm_bias")),
-        *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "cos_sin")),
-        *((name, _I) for name in ("rotary_dim", "sliding_window", "interleaved")),
-        ("scale", _F),
+        *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "post_input_norm", "cos_sin")),
+        *((name, _I) for name in ("num_kv_heads", "head_dim", "rotary_dim", "sliding_window")),
+        *((name, _I) for name in ("interleaved", "only_queries")),
+        *((name, _F) for name in ("scale", "output_scale")),
+    )
+
+
+class LayerInputsStruct(ctypes.Structure):
+    """`LayerInputs` in step.h."""
+
+    _fields_ = (
+        ("embedding", _P),
+        ("projection", LinearStruct),
+        ("norm", _P),
+        ("size", _I),
+        *((name, _F) for name in ("embedding_scale", "projection_scale", "scale")),
     )
 
 
@@ -76,9 +91,9 @@ class ModelStruct(ctypes.Structure):
         *((name, _P) for name in ("final_norm", "final_norm_bias")),
         ("head", LinearStruct),
         ("argmax_filter", ArgmaxFilterStruct),
-        *((name, _I) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads")),
-        *((name, _I) for name in ("head_dim", "dtype", "gelu", "embedding_format", "norms_rows", "parallel")),
-        ("few_rows", _I),
+        ("layer_inputs", LayerInputsStruct),
+        *((name, _I) for name in ("num_layers", "hidden", "num_heads", "dtype", "gelu")),
+        *((name, _I) for name in ("embedding_format", "norms_rows", "parallel", "few_rows")),
         *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap")),
         *((name, _F) for name in ("embedding_scale", "residual_scale", "logit_scale")),
     )
@@ -173,6 +188,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "ArgmaxFilter": ArgmaxFilterStruct,
     "Experts": ExpertsStruct,
     "Layer": LayerStruct,
+    "LayerInputs": LayerInputsStruct,
     "Model": ModelStruct,
     "CacheGroup": CacheGroupStruct,
     "Step": StepStruct,

@@ -225,7 +225,8 @@ def _time_layer(
     cpp: ctypes.CDLL, model: ModelStruct, dtype: torch.dtype, count: int, end_s: float
 ) -> tuple[float, float]:
     """Time a layer for the first tokens of `count` sequences: rows prepared by every thread, and in stages; seconds."""
-    cache = torch.zeros(2, count, _BLOCK_SIZE, model.num_kv_heads, model.head_dim, dtype=dtype)
+    layer = LayerStruct.from_address(model.layers)
+    cache = torch.zeros(2, count, _BLOCK_SIZE, layer.num_kv_heads, layer.head_dim, dtype=dtype)
     keys, values = addresses([cache[0]]), addresses([cache[1]])
     tokens, positions = torch.arange(count) % 2, torch.zeros(count, dtype=torch.int64)
     slots = torch.arange(count) * _BLOCK_SIZE

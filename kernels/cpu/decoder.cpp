@@ -23,12 +23,20 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 
 namespace {
 
-constexpr int STAGES = 9, STAGES_PER_LAYER = 18;  // at most
+constexpr int STAGES = 13, STAGES_PER_LAYER = 32;  // at most
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
+constexpr int NOT_ADAPTED = -2;         // beside HEAD_LAYER: a layer that no adapter changes
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
 
 struct Norm {
   const float *weight, *bias;  // without a bias a root-mean-square norm, with one a layer norm
+};
+
+// Attention of the layers that have heads of one shape.
+struct HeadShape {
+  AttentionCall call;           // the fields that are equal in these layers
+  std::vector<WorkItem> items;  // of all cache groups: a prefix that is common in one has equal tokens in all
+  bool only_decodes = true;     // one token and one item for each sequence
 };
 
 // State that is shared by the threads of a step.
@@ -36,16 +44,17 @@ template <class T>
 struct Workspace {
   const Model& model;
   const Step& step;
-  AttentionCall attention;  // the fields that are equal in all layers
-  std::vector<WorkItem> items;  // of all cache groups: a prefix that is common in one has equal tokens in all
+  std::vector<HeadShape> head_shapes;
+  std::vector<int> shape_of_layer;  // places in `head_shapes`
   Stages stages;
   std::vector<Argmax> argmaxes;        // [threads, num_logits]
   std::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
   AdaptedRows adapted_tokens, adapted_logits;  // rows of num_tokens, of num_logits
   int shrunk_width = 0;                        // numbers of a row of `shrunk`
-  bool only_decodes = true;     // one token and one item for each sequence
+  int qkv_width = 0, query_width = 0, intermediate = 0;  // at most, of all layers
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
-  float* unnormed;                            // [tokens, hidden]: before a post_attention_norm or post_mlp_norm
+  float* unnormed;                            // [tokens, hidden]: before a norm of what a block adds
+  float* layer_inputs;                        // [tokens, num_layers * size of LayerInputs]
   T *normed, *queries, *attention_output, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
   float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
@@ -55,36 +64,55 @@ struct Workspace {
   float* router_logits;                       // [tokens, router_width]
   ExpertOrder order;                          // of the tokens, in the layer that is computed
   std::vector<std::vector<ExpertRows>> expert_rows;  // of each layer: a late thread counts the items of earlier ones
+  float* expert_sums;                                // [tokens, hidden]: of the experts beside a dense block
   typename InputsOf<T>::Type* expert_activated;      // [tokens * experts_used, expert_width]
   int router_width = 0, expert_width = 0, used = 0;  // at most, of all layers
 
   Workspace(const Model& model, const Step& step)
-      : model(model), step(step), attention(), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
-    attention.cu_query_lens = step.cu_query_lens;
-    attention.seq_lens = step.seq_lens;
-    if (step.num_groups) attention.block_tables = step.groups->block_tables;
-    attention.block_tables_stride = step.block_tables_stride;
-    attention.query_stride_t = qkv_width();
-    attention.query_stride_h = model.head_dim;
-    attention.num_seqs = step.num_seqs;
-    attention.num_heads = model.num_heads;
-    attention.num_kv_heads = model.num_kv_heads;
-    attention.head_dim = model.head_dim;
-    attention.block_size = step.block_size;
-    attention.dtype = model.dtype;
-    attention.num_threads = step.num_threads;
-    attention.soft_cap = model.attention_soft_cap;
-    items = work_items_of(attention);
-    for (const WorkItem& item : items)
-      only_decodes &= item.num_rows == item.num_sequences * (model.num_heads / model.num_kv_heads) &&
-                      std::all_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
-                        return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
-                      });
+      : model(model), step(step), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
+    for (int index = 0; index < model.num_layers; ++index) measure(model.layers[index]);
     if (step.adapter_slots) group_adapters();
     if (finds_argmax()) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
     if (uses_argmax_filter()) candidates.resize(argmaxes.size());
     measure_experts();
     reserve();
+  }
+
+  void measure(const Layer& layer) {
+    qkv_width = std::max(qkv_width, layer.qkv.num_out);
+    query_width = std::max(query_width, model.num_heads * layer.head_dim);
+    intermediate = std::max({intermediate, layer.down.num_in, layer.input_out.num_in});
+    const auto found = std::find_if(head_shapes.begin(), head_shapes.end(), [&](const HeadShape& shape) {
+      return shape.call.num_kv_heads == layer.num_kv_heads && shape.call.head_dim == layer.head_dim;
+    });
+    shape_of_layer.push_back(static_cast<int>(found - head_shapes.begin()));
+    if (found == head_shapes.end()) head_shapes.push_back(head_shape_of(layer));
+  }
+
+  HeadShape head_shape_of(const Layer& layer) const {
+    HeadShape shape{};
+    AttentionCall& call = shape.call;
+    call.cu_query_lens = step.cu_query_lens;
+    call.seq_lens = step.seq_lens;
+    if (step.num_groups) call.block_tables = step.groups->block_tables;
+    call.block_tables_stride = step.block_tables_stride;
+    call.query_stride_h = layer.head_dim;
+    call.num_seqs = step.num_seqs;
+    call.num_heads = model.num_heads;
+    call.num_kv_heads = layer.num_kv_heads;
+    call.head_dim = layer.head_dim;
+    call.block_size = step.block_size;
+    call.dtype = model.dtype;
+    call.num_threads = step.num_threads;
+    call.soft_cap = model.attention_soft_cap;
+    shape.items = work_items_of(call);
+    shape.only_decodes = std::all_of(shape.items.begin(), shape.items.end(), [&](const WorkItem& item) {
+      return item.num_rows == item.num_sequences * (model.num_heads / layer.num_kv_heads) &&
+             std::all_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
+               return step.cu_query_lens[sequence + 1] - step.cu_query_lens[sequence] == 1;
+             });
+    });
+    return shape;
   }
 
   // Return whether the largest logits are asked for, and not all of them.
@@ -98,9 +126,16 @@ struct Workspace {
            !adapted_logits.max_rank(HEAD_LAYER);
   }
 
-  bool has_post_norms() const {
+  // Return whether a layer has experts beside a dense block.
+  bool has_both() const {
     return std::any_of(model.layers, model.layers + model.num_layers,
-                       [](const Layer& layer) { return layer.post_attention_norm || layer.post_mlp_norm; });
+                       [](const Layer& layer) { return layer.experts && layer.experts->post_norm; });
+  }
+
+  bool has_post_norms() const {
+    return std::any_of(model.layers, model.layers + model.num_layers, [](const Layer& layer) {
+      return layer.post_attention_norm || layer.post_mlp_norm || layer.post_input_norm;
+    });
   }
 
   // Return whether inputs of a layer are widened to float32.
@@ -108,9 +143,10 @@ struct Workspace {
     if constexpr (std::is_same_v<T, float>) return false;
     if constexpr (!std::is_same_v<typename InputsOf<T>::Type, T>) return true;
     auto has_blocks = [](const Layer& layer) {
-      return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels;
+      return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels ||
+             layer.input_gate.panels || layer.input_out.panels;
     };
-    return model.head.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
+    return model.head.panels || model.layer_inputs.projection.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
   }
 
   void measure_experts() {
@@ -137,37 +173,36 @@ struct Workspace {
     shrunk_width = std::max(adapted_tokens.max_rank(), adapted_logits.max_rank());
   }
 
-  int qkv_width() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
-  int query_width() const { return model.num_heads * model.head_dim; }
-
   // Allocate the tensors between the stages. The memory is kept between calls; each tensor begins on a cache line.
   void reserve() {
     static thread_local Scratch scratch;
     const size_t rows = std::max(step.num_tokens, step.num_logits);
-    const size_t wide_numbers = model.hidden + qkv_width();
-    const size_t narrow = model.hidden + qkv_width() + query_width() + model.intermediate;
-    const size_t widest = std::max({model.hidden, query_width(), model.intermediate});
+    const size_t wide_numbers = model.hidden + qkv_width + model.layer_inputs.projection.num_out;
+    const size_t narrow = model.hidden + qkv_width + query_width + intermediate;
+    const size_t widest = std::max({model.hidden, query_width, intermediate});
     const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
     const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
     const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     const size_t widened = widens_inputs() ? rows * widest : 0;
     const size_t unnormed_numbers = has_post_norms() ? rows * model.hidden : 0;
+    const size_t summed_numbers = has_both() ? rows * model.hidden : 0;
     const size_t places = static_cast<size_t>(step.num_tokens) * used;
     const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
     const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + Int8Rows::PARTS * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + rows * shrunk_width + routed + 22 * 16);
+                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + summed_numbers + rows * shrunk_width + routed + 24 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
       return taken;
     };
     residual = take(rows * model.hidden * sizeof(float));
-    projected = take(rows * qkv_width() * sizeof(float));
+    projected = take(rows * qkv_width * sizeof(float));
+    layer_inputs = take(rows * model.layer_inputs.projection.num_out * sizeof(float));
     normed = reinterpret_cast<T*>(take(rows * model.hidden * sizeof(T)));
-    queries = reinterpret_cast<T*>(take(rows * qkv_width() * sizeof(T)));
-    attention_output = reinterpret_cast<T*>(take(rows * query_width() * sizeof(T)));
-    activated = reinterpret_cast<T*>(take(rows * model.intermediate * sizeof(T)));
+    queries = reinterpret_cast<T*>(take(rows * qkv_width * sizeof(T)));
+    attention_output = reinterpret_cast<T*>(take(rows * query_width * sizeof(T)));
+    activated = reinterpret_cast<T*>(take(rows * intermediate * sizeof(T)));
     float* int8_numbers = take(std::max(rows * widest, 2 * num_estimated * model.hidden));
     float* int8_scales = take(std::max(Int8Rows::PARTS * rows * scales, 2 * num_estimated) * sizeof(float));
     int8_rows = Int8Rows::in(int8_scales, rows * scales, reinterpret_cast<uint8_t*>(int8_numbers));
@@ -176,6 +211,7 @@ struct Workspace {
     wide = take(widened * sizeof(float));
     shrunk = take(rows * shrunk_width * sizeof(float));
     unnormed = take(unnormed_numbers * sizeof(float));
+    expert_sums = take(summed_numbers * sizeof(float));
     router_logits = take(static_cast<size_t>(step.num_tokens) * router_width * sizeof(float));
     order.chosen = reinterpret_cast<int32_t*>(take(places * sizeof(int32_t)));
     order.token = reinterpret_cast<int32_t*>(take(places * sizeof(int32_t)));
@@ -193,11 +229,11 @@ class Worker {
 
  public:
   Worker(Workspace<T>& shared, int thread)
-      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden),
-        qkv_width_(shared.qkv_width()) {}
+      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden) {}
 
   void run() {
     stage(step_.num_tokens, [&](int token) { embed(token); });
+    if (model_.layer_inputs.size) make_layer_inputs();
     for (int index = 0; index < model_.num_layers; ++index) layer(index);
     const Norm final_norm{model_.final_norm, model_.final_norm_bias};
     if (T* hidden = static_cast<T*>(step_.hidden))
@@ -500,15 +536,15 @@ class Worker {
     return rows;
   }
 
-  // Add x @ weight.T + bias to the residual stream, normalised if there is a norm.
-  void add_linear(const Linear& linear, int index, const T* x, const float* norm) {
-    const AdaptedRows& adapted = shared_.adapted_tokens;
+  // Add x @ weight.T + bias to the residual stream, normalised if there is a norm, and multiply the stream by `scale`.
+  void add_linear(const Linear& linear, int index, const T* x, const float* norm, float scale = 1.0f) {
+    const AdaptedRows& adapted = index == NOT_ADAPTED ? no_rows_ : shared_.adapted_tokens;
     auto place = [&](float* rows, int row, int panel) { return rows + row * hidden_ + panel * TILE_COLUMNS; };
     auto count = [&](int panel) { return std::min<int>(TILE_COLUMNS, model_.hidden - panel * TILE_COLUMNS); };
     if (!norm)
       return multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
         float* to = place(shared_.residual, row, panel);
-        for (int j = 0; j < count(panel); ++j) to[j] += sums[j] * model_.residual_scale;
+        for (int j = 0; j < count(panel); ++j) to[j] = (to[j] + sums[j] * model_.residual_scale) * scale;
       });
     multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
       std::copy(sums, sums + count(panel), place(shared_.unnormed, row, panel));
@@ -516,7 +552,7 @@ class Worker {
     stage(step_.num_tokens, [&](int token) {
       float *from = shared_.unnormed + token * hidden_, *to = shared_.residual + token * hidden_;
       scale_row(from, norm, norm_factor(from), model_.hidden, from);
-      for (int i = 0; i < model_.hidden; ++i) to[i] += from[i] * model_.residual_scale;
+      for (int i = 0; i < model_.hidden; ++i) to[i] = (to[i] + from[i] * model_.residual_scale) * scale;
     });
   }
 
@@ -525,28 +561,98 @@ class Worker {
     const AdaptedRows& adapted = shared_.adapted_tokens;
     const T* x = all_normed({layer.attention_norm, layer.attention_norm_bias});
     multiply_adapted(layer.qkv, 4 * index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
-      const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, qkv_width_ - first);
-      std::copy(sums, sums + count, shared_.projected + static_cast<ptrdiff_t>(row) * qkv_width_ + first);
+      put_panel(layer.qkv, row, panel, sums, shared_.projected);
     });
     // Of a parallel block before the residual stream changes: few rows of it are normalised outside of stages.
     if (model_.parallel) gate_up(layer, index, x);
     attention(layer, index);
     add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
-    if (layer.experts) return mixture(*layer.experts, index, all_normed({layer.mlp_norm, layer.mlp_norm_bias}));
+    if (layer.experts && layer.experts->post_norm) return dense_and_mixture(layer, index);
+    if (layer.experts) {
+      const T* input = all_normed({layer.mlp_norm, layer.mlp_norm_bias});
+      route_tokens(*layer.experts, index, input);
+      return mixture(*layer.experts, index, input, shared_.residual);
+    }
     if (!model_.parallel) gate_up(layer, index, all_normed({layer.mlp_norm, layer.mlp_norm_bias}));
-    add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm);
+    const bool has_input = layer.input_gate.num_out > 0;
+    add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm, has_input ? 1.0f : layer.output_scale);
+    if (has_input) add_layer_input(layer, index);
+  }
+
+  // Copy a panel of a row of a product to its place in `to`, [rows, num_out].
+  static void put_panel(const Linear& linear, int row, int panel, const float* sums, float* to) {
+    const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, linear.num_out - first);
+    std::copy(sums, sums + count, to + static_cast<ptrdiff_t>(row) * linear.num_out + first);
+  }
+
+  // Compute the inputs of all layers beside the residual stream, which holds the embeddings.
+  void make_layer_inputs() {
+    const LayerInputs& inputs = model_.layer_inputs;
+    const ptrdiff_t width = inputs.projection.num_out;
+    multiply(inputs.projection, all_normed({nullptr, nullptr}), step_.num_tokens,
+             [&](int row, int panel, const float* sums) {
+               put_panel(inputs.projection, row, panel, sums, shared_.layer_inputs);
+             });
+    stage(step_.num_tokens, [&](int token) {
+      float* to = shared_.layer_inputs + token * width;
+      const T* rows = static_cast<const T*>(inputs.embedding) + step_.token_ids[token] * width;
+      for (int i = 0; i < width; ++i) to[i] *= inputs.projection_scale;
+      for (float* part = to; part < to + width; part += inputs.size) {
+        const float mean_square = sum_of_squares(part, inputs.size) / inputs.size;
+        scale_row(part, inputs.norm, 1.0f / std::sqrt(mean_square + model_.eps), inputs.size, part);
+      }
+      for (int i = 0; i < width; ++i) to[i] = (to[i] + widen(rows[i]) * inputs.embedding_scale) * inputs.scale;
+    });
+  }
+
+  void add_layer_input(const Layer& layer, int index) {
+    const ptrdiff_t size = model_.layer_inputs.size, width = model_.layer_inputs.projection.num_out;
+    multiply(layer.input_gate, all_normed({nullptr, nullptr}), step_.num_tokens,
+             [&](int row, int panel, const float* sums) {
+               const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, size - first);
+               const float* input = shared_.layer_inputs + row * width + index * size + first;
+               alignas(64) float product[TILE_COLUMNS];
+               for (int j = 0; j < TILE_COLUMNS; j += LANES) store(product + j, activated(load(sums + j)));
+               for (int j = 0; j < count; ++j) product[j] *= input[j];
+               narrow_row(product, count, 1.0f, shared_.activated + row * size + first);
+             });
+    add_linear(layer.input_out, NOT_ADAPTED, shared_.activated, layer.post_input_norm, layer.output_scale);
   }
 
   void gate_up(const Layer& layer, int index, const T* x) {
     multiply_adapted(layer.gate_up, 4 * index + 2, x, step_.num_tokens, shared_.adapted_tokens,
                      [&](int row, int panel, const float* sums) {
-                       layer.gate_up.gated ? activate_gates(row, panel, sums) : activate(row, panel, sums);
+                       layer.gate_up.gated ? activate_gates(layer, row, panel, sums) : activate(layer, row, panel, sums);
                      });
   }
 
-  // Add what each token's experts make of it to the residual stream.
-  void mixture(const Experts& experts, int index, const T* x) {
-    route_tokens(experts, index, x);
+  // Add what the dense block and the experts beside it make of each token to the residual stream.
+  void dense_and_mixture(const Layer& layer, int index) {
+    const Experts& experts = *layer.experts;
+    gate_up(layer, index, all_normed({layer.mlp_norm, nullptr}));
+    multiply_adapted(layer.down, 4 * index + 3, shared_.activated, step_.num_tokens, shared_.adapted_tokens,
+                     [&](int row, int panel, const float* sums) {
+                       put_panel(layer.down, row, panel, sums, shared_.unnormed);
+                     });
+    route_tokens(experts, index, all_normed({experts.router_norm, nullptr}));
+    const T* x = all_normed({experts.norm, nullptr});
+    stage(step_.num_tokens, [&](int token) {
+      std::fill_n(shared_.expert_sums + token * hidden_, hidden_, 0.0f);
+    });
+    mixture(experts, index, x, shared_.expert_sums);
+    stage(step_.num_tokens, [&](int token) {
+      float *dense = shared_.unnormed + token * hidden_, *mixed = shared_.expert_sums + token * hidden_;
+      float* to = shared_.residual + token * hidden_;
+      scale_row(dense, experts.post_dense_norm, norm_factor(dense), model_.hidden, dense);
+      scale_row(mixed, experts.post_norm, norm_factor(mixed), model_.hidden, mixed);
+      for (int i = 0; i < hidden_; ++i) dense[i] += mixed[i];
+      if (layer.post_mlp_norm) scale_row(dense, layer.post_mlp_norm, norm_factor(dense), model_.hidden, dense);
+      for (int i = 0; i < hidden_; ++i) to[i] = (to[i] + dense[i] * model_.residual_scale) * layer.output_scale;
+    });
+  }
+
+  // Add what each token's experts make of it to `sums_of_tokens`, [tokens, hidden].
+  void mixture(const Experts& experts, int index, const T* x, float* sums_of_tokens) {
     const std::vector<ExpertRows>& groups = shared_.expert_rows[index];
     const int num_groups = static_cast<int>(groups.size()), panels = experts.in[0].num_panels();
     const auto is_routed = [&](const ExpertRows& rows) { return rows.expert < experts.num_experts; };
@@ -572,7 +678,7 @@ class Worker {
           multiply_panel<T>(experts.out[rows.expert], panel,
                             shared_.expert_activated + static_cast<ptrdiff_t>(rows.first) * shared_.expert_width,
                             shared_.expert_width, rows.count, [&](int row, const float* sums) {
-                              add_expert(rows.first + row, panel, sums);
+                              add_expert(rows.first + row, panel, sums, sums_of_tokens);
                             });
     });
   }
@@ -636,10 +742,11 @@ class Worker {
                shared_.expert_activated + static_cast<ptrdiff_t>(rows.first + row) * shared_.expert_width + first);
   }
 
-  void add_expert(int place, int panel, const float* sums) {
+  void add_expert(int place, int panel, const float* sums, float* sums_of_tokens) {
     const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, model_.hidden - first);
-    const float share = shared_.order.share[place] * model_.residual_scale;
-    float* to = shared_.residual + shared_.order.token[place] * hidden_ + first;
+    const float scale = sums_of_tokens == shared_.residual ? model_.residual_scale : 1.0f;
+    const float share = shared_.order.share[place] * scale;
+    float* to = sums_of_tokens + shared_.order.token[place] * hidden_ + first;
     for (int j = 0; j < count; ++j) to[j] += sums[j] * share;
   }
 
@@ -704,8 +811,8 @@ class Worker {
 
   RowFactors row_factors(const Layer& layer, int token) const {
     if (!model_.norms_rows || !layer.query_norm) return {};
-    const int queries = shared_.query_width(), keys = model_.num_kv_heads * model_.head_dim;
-    const float* x = shared_.projected + static_cast<ptrdiff_t>(token) * qkv_width_;
+    const int queries = model_.num_heads * layer.head_dim, keys = layer.num_kv_heads * layer.head_dim;
+    const float* x = shared_.projected + static_cast<ptrdiff_t>(token) * layer.qkv.num_out;
     auto factor = [&](const float* row, int count) {
       return 1.0f / std::sqrt(sum_of_squares(row, count) / count + model_.eps);
     };
@@ -715,27 +822,25 @@ class Worker {
   // Apply norm and rotary embedding to one projected head; write keys and values to the cache.
   void write_head(const Layer& layer, int index, int token, int head, const RowFactors& factors) {
     static thread_local Scratch scratch;
-    const int dim = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
-    const ptrdiff_t place = static_cast<ptrdiff_t>(token) * qkv_width_ + head * dim;
+    const int dim = layer.head_dim, num_heads = model_.num_heads, num_kv_heads = layer.num_kv_heads;
+    const ptrdiff_t place = static_cast<ptrdiff_t>(token) * layer.qkv.num_out + head * dim;
     float* x = shared_.projected + place;
     const bool is_query = head < num_heads, is_value = head >= num_heads + num_kv_heads;
-    if (!is_value) {
-      if (const float* norm = is_query ? layer.query_norm : layer.key_norm) {
-        if (model_.norms_rows) {
-          // not in place: the factors of this token's other heads may yet be computed from it
-          float* own = scratch.floats(dim);
-          scale_row(x, norm + (is_query ? head : head - num_heads) * static_cast<ptrdiff_t>(dim),
-                    is_query ? factors.queries : factors.keys, dim, own);
-          x = own;
-        } else {
-          scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
-        }
+    if (const float* norm = is_query ? layer.query_norm : is_value ? layer.value_norm : layer.key_norm) {
+      if (model_.norms_rows) {
+        // not in place: the factors of this token's other heads may yet be computed from it
+        float* own = scratch.floats(dim);
+        scale_row(x, norm + (is_query ? head : head - num_heads) * static_cast<ptrdiff_t>(dim),
+                  is_query ? factors.queries : factors.keys, dim, own);
+        x = own;
+      } else {
+        scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
       }
-      if (layer.cos_sin) {
-        const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
-        const int half = layer.rotary_dim / 2;
-        layer.interleaved ? rotate_pairs(x, cos, cos + half, half) : rotate(x, cos, cos + half, half);
-      }
+    }
+    if (layer.cos_sin && !is_value) {
+      const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
+      const int half = layer.rotary_dim / 2;
+      layer.interleaved ? rotate_pairs(x, cos, cos + half, half) : rotate(x, cos, cos + half, half);
     }
     const float factor = is_query && model_.query_factors ? model_.query_factors[step_.positions[token]] : 1.0f;
     if (is_query) return narrow_row(x, dim, factor, shared_.queries + place);
@@ -747,9 +852,11 @@ class Worker {
   }
 
   void attention(const Layer& layer, int index) {
-    const int kv_heads = model_.num_kv_heads, group = model_.num_heads / kv_heads;
-    const int all_heads = model_.num_heads + 2 * kv_heads;
-    AttentionCall call = shared_.attention;
+    const int kv_heads = layer.num_kv_heads, group = model_.num_heads / kv_heads;
+    const int all_heads = model_.num_heads + (layer.only_queries ? 0 : 2 * kv_heads);
+    const HeadShape& shape = shared_.head_shapes[shared_.shape_of_layer[index]];
+    AttentionCall call = shape.call;
+    call.query_stride_t = layer.qkv.num_out;
     call.block_tables = step_.groups[step_.group_of_layer[index]].block_tables;
     call.query = shared_.queries;
     call.keys = step_.keys[index];
@@ -758,24 +865,25 @@ class Worker {
     call.sliding_window = layer.sliding_window;
     call.scale = layer.scale;
     call.sinks = layer.sinks;
-    if (!shared_.only_decodes)
+    if (!shape.only_decodes)
       stage(step_.num_tokens, [&](int token) {
         const RowFactors factors = row_factors(layer, token);
         for (int head = 0; head < all_heads; ++head) write_head(layer, index, token, head, factors);
       });
-    stage(static_cast<int64_t>(shared_.items.size()), [&](int number) {
+    stage(static_cast<int64_t>(shape.items.size()), [&](int number) {
       static thread_local Scratch scratch;
-      const WorkItem& item = shared_.items[number];
-      for (int place = 0; shared_.only_decodes && place < item.num_sequences; ++place) {
+      const WorkItem& item = shape.items[number];
+      for (int place = 0; shape.only_decodes && place < item.num_sequences; ++place) {
         const int token = step_.cu_query_lens[item.sequences[place]];
         const RowFactors factors = row_factors(layer, token);
         for (int head = item.first_head; head < item.first_head + item.num_heads; ++head) {
           for (int i = 0; i < group; ++i) write_head(layer, index, token, head * group + i, factors);
+          if (layer.only_queries) continue;
           write_head(layer, index, token, model_.num_heads + head, factors);
           write_head(layer, index, token, model_.num_heads + kv_heads + head, factors);
         }
       }
-      attend<T>(call, shared_.items, number, scratch);
+      attend<T>(call, shape.items, number, scratch);
     });
   }
 
@@ -785,22 +893,23 @@ class Worker {
     return x * sigmoid(z);
   }
 
-  void activate_gates(int row, int panel, const float* sums) {
+  void activate_gates(const Layer& layer, int row, int panel, const float* sums) {
     constexpr int HALF = TILE_COLUMNS / 2;
     alignas(64) float product[HALF];
     for (int j = 0; j < HALF; j += LANES) store(product + j, activated(load(sums + j)) * load(sums + HALF + j));
-    put_activated(row, panel * HALF, HALF, product);
+    put_activated(layer, row, panel * HALF, HALF, product);
   }
 
-  void activate(int row, int panel, const float* sums) {
+  void activate(const Layer& layer, int row, int panel, const float* sums) {
     alignas(64) float activations[TILE_COLUMNS];
     for (int j = 0; j < TILE_COLUMNS; j += LANES) store(activations + j, activated(load(sums + j)));
-    put_activated(row, panel * TILE_COLUMNS, TILE_COLUMNS, activations);
+    put_activated(layer, row, panel * TILE_COLUMNS, TILE_COLUMNS, activations);
   }
 
-  void put_activated(int row, int first, int count, const float* values) {
-    narrow_row(values, std::min(count, model_.intermediate - first), 1.0f,
-               shared_.activated + static_cast<ptrdiff_t>(row) * model_.intermediate + first);
+  void put_activated(const Layer& layer, int row, int first, int count, const float* values) {
+    const int width = layer.down.num_in;
+    narrow_row(values, std::min(count, width - first), 1.0f,
+               shared_.activated + static_cast<ptrdiff_t>(row) * width + first);
   }
 
   Workspace<T>& shared_;
@@ -808,7 +917,7 @@ class Worker {
   const Step& step_;
   const int thread_;
   const ptrdiff_t hidden_;
-  const int qkv_width_;
+  const AdaptedRows no_rows_{};
   int next_stage_ = 0;
   int gathered_stage_ = -1, gathered_group_ = -1;  // whose inputs are in `gathered_`
   const Input* gathered_ = nullptr;

@@ -37,7 +37,8 @@ static void route(const Experts& experts, float* logits, int32_t* chosen, float*
     logits[best] = -std::numeric_limits<float>::infinity();
   }
   for (int place = 0; place < experts.per_token; ++place)
-    shares[place] *= (experts.is_normalised ? 1.0f / taken : 1.0f) * experts.share_scale;
+    shares[place] *= (experts.is_normalised ? 1.0f / taken : 1.0f) * experts.share_scale *
+                     (experts.scales == nullptr ? 1.0f : experts.scales[chosen[place]]);
   if (!experts.has_shared) return;
   chosen[experts.per_token] = count;
   shares[experts.per_token] = experts.has_shared_gate ? sigmoid_of(logits[count]) : 1.0f;

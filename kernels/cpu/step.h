@@ -5,11 +5,15 @@
 #include "gemm/lora.h"
 #include "sampling/argmax_candidates.h"
 
-// A mixture of experts in place of a layer's feed-forward block.
+// A mixture of experts in place of a layer's feed-forward block, or beside it.
 struct Experts {
   Linear router;            // its last output is the gate of the shared expert, if that has one
   const Linear *in, *out;   // [num_experts], and the shared one: gate and up; down
   const float* correction;  // [num_experts]: added to the scores for the choice alone; null = none
+  const float* scales;      // [num_experts]: the shares are multiplied by them; null = none
+  // Beside a dense block: the norms through which router and experts read the residual stream, and those of what experts
+  // and dense block give; null = there are experts alone, and they read what the dense block would.
+  const float *router_norm, *norm, *post_norm, *post_dense_norm;
   int32_t num_experts, per_token;
   int32_t is_sigmoid;       // scores are sigmoids of what the router gives, not a softmax
   int32_t is_normalised;    // the shares of a token's experts add up to 1
@@ -21,17 +25,31 @@ struct Experts {
 
 struct Layer {
   Linear qkv, attention_out, gate_up, down;
-  const Experts* experts;  // null = gate_up and down
+  // Of the layer's input beside the residual stream, see LayerInputs: its gate, and back to the width of the stream.
+  Linear input_gate, input_out;
+  const Experts* experts;  // null = gate_up and down alone
   const float* sinks;      // [num_heads]: a score of each query head without a value; null = none
   // Null = none. query_norm, key_norm: [head_dim], or with `norms_rows` of Model [num_heads or num_kv_heads, head_dim].
-  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;
+  const float *attention_norm, *query_norm, *key_norm, *value_norm, *mlp_norm;
   const float *attention_norm_bias, *mlp_norm_bias;  // of layer norms; null = root-mean-square norms
   // Of what attention and feed-forward block add to the residual stream; null = added as it is.
-  const float *post_attention_norm, *post_mlp_norm;
+  const float *post_attention_norm, *post_mlp_norm, *post_input_norm;
   const float* cos_sin;  // [positions, rotary_dim], cosines first; null = queries and keys do not turn
-  int32_t rotary_dim, sliding_window;
-  int32_t interleaved;  // adjacent dimensions turn together, not those of the two halves
+  int32_t num_kv_heads, head_dim, rotary_dim, sliding_window;
+  int32_t interleaved;   // adjacent dimensions turn together, not those of the two halves
+  int32_t only_queries;  // it reads the cache of an earlier layer, and has no keys and values of its own
   float scale;
+  float output_scale;  // the residual stream behind it is multiplied by it
+};
+
+// An input of each layer beside the residual stream: of the rows that a token has in a table of its own, and of its
+// embedding.
+struct LayerInputs {
+  const void* embedding;  // [rows, num_layers * size]
+  Linear projection;      // of the embedding; num_layers * size outputs
+  const float* norm;      // [size], of each layer's part of the projection
+  int32_t size;           // 0 = the model has no such inputs
+  float embedding_scale, projection_scale, scale;  // factors of the rows, of the projection, of their sum
 };
 
 struct Model {
@@ -42,7 +60,8 @@ struct Model {
   const float *final_norm, *final_norm_bias;
   Linear head;
   ArgmaxFilter argmax_filter;  // for the head
-  int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, dtype, gelu;
+  LayerInputs layer_inputs;
+  int32_t num_layers, hidden, num_heads, dtype, gelu;
   int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
   int32_t norms_rows;        // queries are normalised over all heads of a token together, and so are keys
   int32_t parallel;          // the feed-forward block reads what attention reads

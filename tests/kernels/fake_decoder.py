@@ -23,7 +23,8 @@ from triolet.model.architectures.families import parse_decoder_config
 from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import plan_tensors
 from triolet.model.backends.layers.warm_up import compute_warm_up_steps
-from triolet.model.backends.torch_decoder import Decoder, build_decoder
+from triolet.model.backends.torch_decoder import Decoder
+from triolet.model.backends.torch_loading import build_decoder
 from triolet.model.cuda.steps import DeviceSteps
 from triolet.model.input_batch import RowTable
 from triolet.model.memory.kv_cache import allocate_kv_cache

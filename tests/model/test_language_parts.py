@@ -32,6 +32,14 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
 # Name: transformers' class, the family of its language part, changes of that, and the config around it.
@@ -41,6 +49,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "gemma3",
         {},
         {"vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 302},
+    ),
+    "gemma4": (
+        "Gemma4",
+        "gemma4",
+        {"pad_token_id": 0},
+        {"vision_config": GEMMA4_VISION, "audio_config": None},
+    ),
+    "gemma4-small": (
+        "Gemma4",
+        "gemma4-small",
+        {"pad_token_id": 0},
+        {"vision_config": GEMMA4_VISION, "audio_config": None},
     ),
     "mistral3": (
         "Mistral3",

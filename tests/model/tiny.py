@@ -49,6 +49,16 @@ _LONGROPE = {
     "partial_rotary_factor": 0.75,
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
 _GROUPS = {
     "n_routed_experts": 6,
@@ -172,6 +182,36 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
         {**_SIZES, **_GEMMA, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {**_SIZES, **_GEMMA4, "final_logit_softcapping": 8.0},
+    ),
+    "gemma4-small": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **_SIZES,
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            **_SIZES,
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
     ),
     "gpt2": (
         "GPT2LMHeadModel",
@@ -568,10 +608,12 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             is_norm = "norm" in name or ".ln_" in name
             if is_norm and name.endswith("weight"):
                 # Those of Qwen3-Next and Qwen3.5, too, but for the ones behind the recurrence.
-                is_offset = is_gemma or (
+                is_offset = (is_gemma and "Gemma4" not in type(model).__name__) or (
                     type(model).__name__.startswith(("Qwen3Next", "Qwen3_5")) and "linear_attn" not in name
                 )
                 parameter.copy_(noise * 0.2 if is_offset else 1.0 + noise * 0.2)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.copy_(1.0 + noise * 0.2)
             elif parameter.ndim == 1:
                 parameter.copy_(noise * 0.2)
             else:
@@ -579,6 +621,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1.0 + torch.randn(buffer.shape, generator=generator) * 0.2)
 
 
 def write_tokenizer(path: Path) -> None:

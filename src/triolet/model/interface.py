@@ -66,6 +66,8 @@ class ModelSpec:
     # Whether a step may have a block table for each cache group; otherwise there is one for all layers.
     takes_cache_groups: bool = False
     kv_dtype: torch.dtype | None = None  # of keys and values; None for `dtype`
+    # Whether embeddings may be given in the place of tokens; not where a token has rows in other tables, too.
+    takes_embeddings: bool = True
     given_embedding_scale: float = (
         1.0  # embeddings that are given in the place of tokens are multiplied by it
     )

@@ -30,7 +30,7 @@ from triolet.model.architectures.decoder_config import (
     checkpoint_dtype,
     read_config,
 )
-from triolet.model.architectures.families import native_family, parse_decoder_config
+from triolet.model.architectures.families import is_bidirectional, native_family, parse_decoder_config
 from triolet.model.architectures.kv_format import KV_DTYPES, NO_SCALES, KvFormat, read_kv_scales
 from triolet.model.architectures.language_part import language_config, language_name
 from triolet.model.architectures.weight_map import (
@@ -42,7 +42,8 @@ from triolet.model.architectures.weight_map import (
 )
 from triolet.model.backends.cpu.plan import adapter_packing, build_cpu_decoder, can_plan, can_quantise
 from triolet.model.backends.layers.scaled_linear import with_rounded_inputs
-from triolet.model.backends.torch_decoder import Decoder, build_decoder
+from triolet.model.backends.torch_decoder import Decoder
+from triolet.model.backends.torch_loading import build_decoder
 from triolet.model.cuda.staging import PinnedStaging
 from triolet.model.cuda.step_device import CudaDevice
 from triolet.model.folder.checkpoint import Checkpoint
@@ -185,7 +186,7 @@ def load_model(
     loaded: CausalModel
     adapters: AdapterBank[Any] | None = None
     encoder: EncoderModel | None = None
-    family = None if config.get("use_bidirectional_attention") else native_family(architecture)
+    family = None if is_bidirectional(config) else native_family(architecture)
     if family is not None:
         parsed = parse_decoder_config(
             {**config, "architectures": [family]}, folder, max_model_len=max_model_len
@@ -410,6 +411,9 @@ def _kv_format(
     """Return the format of the KV cache on a GPU, with the scales of the checkpoint; None for the model's dtype."""
     if kv_cache_dtype == "auto":
         return None
+    if any(layer.reads_cache_of is not None for layer in parsed.layers):
+        rule = f"auto for {parsed.architecture}, of which layers share a cache"
+        raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
     if any(layer.latent is not None or layer.recurrent is not None for layer in parsed.layers):
         kind = "recurrent layers" if parsed.is_recurrent else "latent attention"
         rule = f"auto for {parsed.architecture}, which has {kind}: a KV cache in float8 needs CUDA and keys and values"

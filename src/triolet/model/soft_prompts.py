@@ -32,7 +32,7 @@ MAX_KEPT = 64  # soft prompts; one of 100 tokens of a large model takes 1 to 100
 def soft_prompt_support(spec: ModelSpec) -> SoftPromptSupport | None:
     """Return the shapes that soft prompts must fit; None for a model that takes none."""
     # The others embed their tokens themselves; and a state cannot be set from keys and values.
-    if spec.backend != "native" or spec.is_recurrent:
+    if spec.backend != "native" or spec.is_recurrent or not spec.takes_embeddings:
         return None
     return SoftPromptSupport(
         spec.hidden_size, tuple((layer.num_kv_heads, layer.head_dim) for layer in spec.cache_layers)

@@ -105,6 +105,43 @@ def test_gemma_3_has_one_theta_for_local_layers_and_one_for_global_ones() -> Non
     assert ropes[5] != ropes[0]
 
 
+def test_gemma_4_has_the_same_heads_by_its_own_fields_and_by_those_of_transformers() -> None:
+    own = parse(
+        "Gemma4ForCausalLM",
+        num_hidden_layers=6,
+        attention_k_eq_v=True,
+        global_head_dim=128,
+        num_global_key_value_heads=2,
+    )
+    by_layer = parse(
+        "Gemma4ForCausalLM",
+        num_hidden_layers=6,
+        attention_k_eq_v=True,
+        per_layer_config={"5": {"head_dim": 128, "num_key_value_heads": 2}},
+    )
+    assert own == by_layer
+    assert [own.head_dim_of(layer) for layer in own.layers] == [256] * 5 + [128]
+    assert [own.num_kv_heads_of(layer) for layer in own.layers] == [4] * 5 + [2]
+
+
+def test_the_last_layers_of_a_small_gemma_4_read_the_cache_of_the_last_layer_of_their_kind() -> None:
+    config = parse(
+        "Gemma4ForCausalLM",
+        num_hidden_layers=8,
+        num_kv_shared_layers=4,
+        layer_types=["full_attention", "sliding_attention"] * 3 + ["sliding_attention", "full_attention"],
+    )
+    assert [layer.reads_cache_of for layer in config.layers] == [None] * 4 + [2, 3, 3, 2]
+
+
+def test_proportional_positions_turn_a_share_of_the_head_by_the_frequencies_of_the_whole() -> None:
+    parameters = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10_000.0}
+    share, whole = parse("LlamaForCausalLM", rope_parameters=parameters), parse("LlamaForCausalLM")
+    turned, all_turned = share.layers[0].rope, whole.layers[0].rope
+    assert turned is not None and all_turned is not None
+    assert turned.frequencies == (*all_turned.frequencies[:16], *(0.0,) * 48)
+
+
 def test_null_means_no_window_where_absence_means_the_default_one() -> None:
     assert parse("MistralForCausalLM").layers[0].sliding_window == 4096
     assert parse("MistralForCausalLM", sliding_window=None).layers[0].sliding_window is None
@@ -175,7 +212,19 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
 @pytest.mark.parametrize(
     ("architecture", "error", "fields", "named"),
     [
-        (*refused(rope_parameters={"rope_type": "proportional"}), "rope_type"),
+        (*refused(rope_parameters={"rope_type": "helical"}), "rope_type"),
+        ("Gemma4ForCausalLM", UnsupportedModel, {"use_bidirectional_attention": "all"}, "bidirectional"),
+        ("Gemma4ForCausalLM", ModelFileError, {"num_kv_shared_layers": 29}, "num_kv_shared_layers"),
+        ("Gemma4ForCausalLM", ModelFileError, {"enable_moe_block": True}, "num_experts"),
+        (
+            "Gemma4ForCausalLM",
+            UnsupportedModel,
+            {"per_layer_config": {"5": {"head_dim": 64}}},
+            "per_layer_config",
+        ),
+        ("Gemma4ForCausalLM", ModelFileError, {"per_layer_config": {"40": {"head_dim": 64}}}, "40"),
+        ("Gemma4ForCausalLM", UnsupportedModel, {"per_layer_config": {"5": {"skip": ["mlp"]}}}, "skip"),
+        ("LlamaForCausalLM", UnsupportedModel, {"per_layer_config": {"1": {"head_dim": 64}}}, "per_layer"),
         (*refused(rope_scaling={"rope_type": "spiral"}), "spiral"),
         ("Phi3ForCausalLM", UnsupportedModel, {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         (

@@ -27,7 +27,7 @@ from triolet.model.load import load_model
 
 PLANNED = (
     "llama", "llama-biased", "smollm", "mistral", "qwen2", "qwen2-yarn", "qwen3", "phi3",
-    "gemma", "gemma2", "gemma3", "gpt2",
+    "gemma", "gemma2", "gemma3", "gemma4", "gemma4-small", "gemma4-moe", "gpt2",
     "granite", "smollm3", "olmo2", "olmo3", "exaone4", "cohere2", "glm", "glm4", "starcoder2",
     "ministral", "ministral3", "mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss",
     "helium", "ernie4.5", "ernie4.5-biased", "seed-oss", "seed-oss-biased", "granite-moe-shared", "olmoe", "glm4-moe",

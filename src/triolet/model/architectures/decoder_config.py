@@ -51,6 +51,16 @@ class TensorNames:
     mlp_out: str = "mlp.down_proj"
     post_mlp_norm: str = ""  # norm of the feed-forward's output, before it is added (Gemma 2 and 3)
     sinks: str = ""  # whole name of the attention's sinks; empty if it has none (gpt-oss)
+    layer_scale: str = (
+        ""  # whole name of a number that a layer's output is multiplied by; empty without one (Gemma 4)
+    )
+    # Of the inputs of the layers (Gemma 4): table and projection for all layers, and its norm; then those of a layer.
+    layer_inputs_embedding: str = "embed_tokens_per_layer"
+    layer_inputs_projection: str = "per_layer_model_projection"
+    layer_inputs_norm: str = "per_layer_projection_norm"
+    layer_input_gate: str = "per_layer_input_gate"
+    layer_input_out: str = "per_layer_projection"
+    post_layer_input_norm: str = "post_per_layer_input_norm"
     router: str = "mlp.gate"
     router_correction: str = (
         ""  # whole name of what is added to scores where experts are chosen (DeepSeek V3)
@@ -63,6 +73,14 @@ class TensorNames:
     # Tensors that a checkpoint may have for all experts together, [num_experts, out, in], each with the tensors that an
     # expert's rows are read as, the same number for each; whole names.
     expert_stacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    router_scale: str = (
+        "router.scale"  # whole name of the weights of the router's norm, with `is_beside_dense`
+    )
+    expert_scales: str = "router.per_expert_scale"  # whole name, with `has_expert_scales`
+    # Norms with `is_beside_dense`: of what the dense block gives, and of what experts read and give.
+    post_dense_norm: str = "post_feedforward_layernorm_1"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    post_experts_norm: str = "post_feedforward_layernorm_2"
     shared_in: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_out: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
@@ -225,6 +243,14 @@ class ShortConvolutionConfig:
         return (0,)
 
 
+@attrs.frozen(kw_only=True)
+class LayerInputsConfig:
+    """An input for each layer beside the residual stream, of a token's own rows and its embedding. Source: Gemma 3n."""
+
+    size: int  # numbers of a token for one layer
+    vocab_size: int  # rows of the table
+
+
 RecurrentConfig = MambaConfig | DeltaNetConfig | ShortConvolutionConfig
 
 
@@ -241,6 +267,10 @@ class MoeConfig:
     shared_size: int | None = None  # width of an expert that all tokens use; None without one
     has_shared_gate: bool = True  # its output is multiplied by the sigmoid of a gate of its own
     routing: GroupedRouting | None = None  # None: the best of a softmax over all experts
+    # A dense block of the model's width is computed beside the experts, and each of the two, and the router, reads the
+    # residual stream through a norm of its own (Gemma 4).
+    is_beside_dense: bool = False
+    has_expert_scales: bool = False  # a learned number per expert multiplies its share
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -253,6 +283,14 @@ class LayerConfig:
     """Part of the configuration that may differ from layer to layer."""
 
     attention_scale: float  # scores are multiplied by it
+    # Shape of its heads and of its feed-forward block where they are not the model's (Gemma 4).
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    values_are_keys: bool = False  # values are what keys are before their norm: one projection gives both
+    reads_cache_of: int | None = (
+        None  # an earlier layer whose keys and values it reads; it has none of its own
+    )
     sliding_window: int | None = None  # how many tokens a token sees, itself included; None for all
     rope: Rope | None = None  # None where positions are learned vectors, or not encoded at all
     moe: MoeConfig | None = None  # None for a dense feed-forward block
@@ -262,6 +300,11 @@ class LayerConfig:
     # Numbers of the checkpoint's layers that hold attention and the feed-forward block, where each is one of its own
     # (Nemotron-H), the second None without such a block; None where a layer holds both.
     stored_as: tuple[int, int | None] | None = None
+
+    @property
+    def has_dense_block(self) -> bool:
+        """True if its feed-forward block is one that all tokens use, or has such a block beside its experts."""
+        return self.moe is None or self.moe.is_beside_dense
 
     @property
     def has_feed_forward(self) -> bool:
@@ -295,6 +338,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head
     qk_norm_of_rows: bool = False  # with `qk_norm`: over all heads of a token together (OLMo 2)
+    value_norm: bool = False  # values are normalised per head, without weights (Gemma 4)
+    layer_inputs: LayerInputsConfig | None = None
     # The feed-forward block reads what attention reads, and both are added to the residual stream at once (Cohere).
     parallel_block: bool = False
     residual_scale: float = 1.0  # what a block adds to the residual stream is multiplied by it
@@ -311,10 +356,35 @@ class DecoderConfig:
     @property
     def input_widths(self) -> tuple[int, ...]:
         """Widths of the inputs of its linear layers, the head's included."""
-        widths = {self.hidden_size, self.num_heads * self.head_dim}
+        widths = {self.hidden_size}
+        if self.layer_inputs is not None:
+            widths.add(self.layer_inputs.size)
         for layer in self.layers:
-            widths |= {self.intermediate_size} if layer.moe is None else set(layer.moe.widths)
+            widths.add(self.num_heads * self.head_dim_of(layer))
+            if layer.has_dense_block:
+                widths.add(self.intermediate_size_of(layer))
+            widths |= set(() if layer.moe is None else layer.moe.widths)
         return tuple(widths)
+
+    def num_kv_heads_of(self, layer: LayerConfig) -> int:
+        """Return the heads of a layer's keys and values."""
+        return self.num_kv_heads if layer.num_kv_heads is None else layer.num_kv_heads
+
+    def head_dim_of(self, layer: LayerConfig) -> int:
+        """Return the numbers of each head of a layer."""
+        return self.head_dim if layer.head_dim is None else layer.head_dim
+
+    def intermediate_size_of(self, layer: LayerConfig) -> int:
+        """Return the width of a layer's dense feed-forward block."""
+        return self.intermediate_size if layer.intermediate_size is None else layer.intermediate_size
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """True if all layers have heads and feed-forward blocks of the same shape, and caches of their own."""
+        return all(
+            layer.num_kv_heads is layer.head_dim is layer.intermediate_size is layer.reads_cache_of is None
+            for layer in self.layers
+        )
 
     @property
     def is_recurrent(self) -> bool:

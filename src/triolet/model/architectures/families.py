@@ -7,7 +7,7 @@ version 4 did (`rope_theta` and `rope_scaling`, `torch_dtype`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ from triolet.model.folder.json_fields import Fields
 def is_native(architecture: str) -> bool:
     """Return whether the native decoder knows this architecture."""
     return architecture in _FAMILIES
+
+
+def is_bidirectional(config: Mapping[str, Any]) -> bool:
+    """Return whether the contents of a config.json ask for attention to later tokens, too, of any text."""
+    # "vision" of a Gemma 4 is about the tokens of an image.
+    return config.get("use_bidirectional_attention") in (True, "all")
 
 
 def native_family(architecture: str) -> str | None:
@@ -75,6 +81,8 @@ def parse_decoder_fields(fields: Fields, *, max_model_len: int | None = None) ->
             f"{fields.path}: the native decoder does not know the architecture {architecture!r}"
         )
     family = _FAMILIES[architecture]
+    if fields.section("per_layer_config") and not family.takes_layer_configs:
+        raise UnsupportedModel(f"{fields.path}: per_layer_config must be absent for {architecture}")
     parsed = family.parse(fields, max_model_len)
     return attrs.evolve(parsed, architecture=architecture, runs_on_cpu_decoder=family.runs_on_cpu_decoder)
 
@@ -88,6 +96,7 @@ class Family:
     # The C++ decoder has been tested with this family. Without it a CPU runs the torch decoder: a family may
     # compute something that no field of `DecoderConfig` names yet.
     runs_on_cpu_decoder: bool = False
+    takes_layer_configs: bool = False  # it reads `per_layer_config`
 
 
 _FAMILIES: dict[str, Family] = {
@@ -102,6 +111,7 @@ _FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(gemma.gemma, runs_on_cpu_decoder=True),
     "Gemma2ForCausalLM": Family(gemma.gemma2, runs_on_cpu_decoder=True),
     "Gemma3ForCausalLM": Family(gemma.gemma3, runs_on_cpu_decoder=True),
+    "Gemma4ForCausalLM": Family(gemma.gemma4, runs_on_cpu_decoder=True, takes_layer_configs=True),
     "GPT2LMHeadModel": Family(dense.gpt2, runs_on_cpu_decoder=True),
     "GraniteForCausalLM": Family(dense.granite, runs_on_cpu_decoder=True),
     "SmolLM3ForCausalLM": Family(dense.smollm3, runs_on_cpu_decoder=True),

@@ -119,6 +119,8 @@ def rope_of(
     """Return the rotary encoding and the longest sequence that it supports, tokens."""
     default_share = fields.number("partial_rotary_factor", defaults.partial_rotary_factor)
     share = parameters.number("partial_rotary_factor", default_share)
+    if rope_type(parameters) == "proportional":
+        share = 1.0  # the table is of the whole head
     if share != 1.0 and not defaults.has_partial_rotary:
         # transformers ignores it in these families, except that a scaling rule would make tables too narrow for a head
         if rope_type(parameters) != "default":

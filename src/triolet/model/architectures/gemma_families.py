@@ -1,16 +1,25 @@
-"""From config.json to `DecoderConfig`: Gemma, Gemma 2 and Gemma 3."""
+"""From config.json to `DecoderConfig`: Gemma, Gemma 2, Gemma 3 and Gemma 4."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 
-from triolet.model.architectures.decoder_config import DecoderConfig, TensorNames
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    LayerInputsConfig,
+    MoeConfig,
+    TensorNames,
+)
 from triolet.model.architectures.family_common import (
     FULL,
     SLIDING,
     Defaults,
     activation_of,
     base_config,
+    checked_experts,
     full_every,
     layer_types,
     rope_of,
@@ -109,3 +118,139 @@ def gemma3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         qk_norm=True,
         logit_soft_cap=fields.optional_number("final_logit_softcapping"),
     )
+
+
+_GEMMA4_NAMES = attrs.evolve(
+    _GEMMA_NAMES,
+    layer_scale="layer_scalar",
+    router="router.proj",
+    expert_in=("experts.{expert}.gate_proj", "experts.{expert}.up_proj"),
+    expert_out="experts.{expert}.down_proj",
+    expert_stacks=(
+        (
+            "experts.gate_up_proj",
+            ("experts.{expert}.gate_proj.weight", "experts.{expert}.up_proj.weight"),
+        ),
+        ("experts.down_proj", ("experts.{expert}.down_proj.weight",)),
+    ),
+)
+_SHARED = tuple(f"self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
+
+
+def gemma4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Gemma 4: Gemma 3 with heads of two shapes, normed values, and a scale of each layer's output.
+
+    The small ones have inputs of each layer beside the residual stream, and their last layers read the caches of
+    earlier ones.
+    """
+    if fields.text("use_bidirectional_attention", "vision") != "vision":
+        raise unsupported(fields, "use_bidirectional_attention", "null or vision: attention is causal")
+    defaults = attrs.evolve(
+        _GEMMA2, vocab_size=262_144, num_hidden_layers=30, max_position_embeddings=131_072
+    )
+    globally, locally = _gemma4_rope_parameters(fields)
+    config = base_config(fields, defaults, max_model_len, locally)
+    kinds = layer_types(fields, full_every(fields, "sliding_window_pattern", 6, len(config.layers)))
+    kinds = (*kinds[:-1], FULL)  # as transformers has it, whatever the file says
+    heads = _gemma4_heads(fields, kinds, config)
+    window = fields.optional_integer("sliding_window", 512)
+    moe = _gemma4_experts(fields) if fields.flag("enable_moe_block", False) else None
+    changes: list[dict[str, Any]] = []
+    for kind, shape in zip(kinds, heads, strict=True):
+        head_dim = shape.get("head_dim", config.head_dim)
+        parameters = globally if kind == FULL else locally
+        rope, _ = rope_of(fields, parameters, defaults, head_dim, max_model_len)
+        changes.append({**shape, "rope": rope, "attention_scale": 1.0, "moe": moe})
+        if kind == SLIDING:
+            changes[-1]["sliding_window"] = window
+        elif fields.flag("attention_k_eq_v", False):
+            changes[-1]["values_are_keys"] = True
+    shared = _shared_caches(fields, kinds)
+    for index, owner in shared.items():
+        changes[index] |= {"reads_cache_of": owner, "values_are_keys": False}
+        if fields.flag("use_double_wide_mlp", False):
+            changes[index]["intermediate_size"] = 2 * config.intermediate_size
+    # a checkpoint may have keys and values of layers that do not use them
+    unused = tuple(f"layers.{index}.{name}" for index in shared for name in _SHARED)
+    size = fields.integer("hidden_size_per_layer_input", 256, minimum=0)
+    rows = fields.integer("vocab_size_per_layer_input", 262_144)
+    return attrs.evolve(
+        with_attention_bias(fields, with_layers(config, changes)),
+        activation=activation_of(fields, "hidden_activation", defaults.hidden_act),
+        names=attrs.evolve(_GEMMA4_NAMES, ignored=(*_GEMMA4_NAMES.ignored, *unused)),
+        qk_norm=True,
+        value_norm=True,
+        layer_inputs=LayerInputsConfig(size=size, vocab_size=rows) if size else None,
+        embedding_scale=config.hidden_size**0.5,
+        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _gemma4_experts(fields: Fields) -> MoeConfig:
+    for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+        if fields.values.get(name) is None:
+            raise fields.wrong(name, "given beside enable_moe_block")
+    experts = MoeConfig(
+        num_experts=fields.integer("num_experts", 1),
+        experts_per_token=fields.integer("top_k_experts", 1),
+        intermediate_size=fields.integer("moe_intermediate_size", 1),
+        normalize=True,
+        is_beside_dense=True,
+        has_expert_scales=True,
+    )
+    return checked_experts(fields, experts)
+
+
+def _gemma4_rope_parameters(fields: Fields) -> tuple[Fields, Fields]:
+    """Return the rotary parameters of the layers without and of those with a window."""
+    globally, locally = rope_parameters_by_kind(fields)
+    if not globally.values:
+        share = {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+        globally = attrs.evolve(globally, values={"rope_type": "proportional", **share})
+    return globally, locally
+
+
+def _gemma4_heads(fields: Fields, kinds: Sequence[str], config: DecoderConfig) -> list[dict[str, Any]]:
+    """Return what each layer's heads have in place of the model's shape; it is one for all layers of a kind."""
+    by_layer = fields.section("per_layer_config")
+    if by_layer is None:
+        whole: dict[str, Any] = {"head_dim": fields.integer("global_head_dim", 512)}
+        heads = fields.optional_integer("num_global_key_value_heads")
+        if heads is not None and fields.flag("attention_k_eq_v", False):
+            whole["num_kv_heads"] = heads
+        shapes = [whole if kind == FULL else {} for kind in kinds]
+    else:
+        shapes = [{} for _ in kinds]
+        for key in by_layer.values:  # transformers writes "05" where there are more than ten layers
+            if not key.isdecimal() or int(key) >= len(kinds):
+                raise by_layer.wrong(key, f"under the number of one of {len(kinds)} layers")
+            shapes[int(key)] = _own_heads(by_layer.section(key))
+    for kind in (SLIDING, FULL):
+        found = [shape for shape, its_kind in zip(shapes, kinds, strict=True) if its_kind == kind]
+        if any(shape != found[0] for shape in found):
+            raise unsupported(fields, "per_layer_config", f"the same for all layers of the kind {kind}")
+    for shape in shapes:
+        if config.num_heads % shape.get("num_kv_heads", config.num_kv_heads):
+            raise fields.wrong("num_attention_heads", f"a multiple of the KV heads of each layer: {shape}")
+    return shapes
+
+
+def _own_heads(layer: Fields | None) -> dict[str, Any]:
+    """Return what one layer's heads have in place of the model's shape, of its section in `per_layer_config`."""
+    if layer is None:
+        return {}
+    known = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+    for name in layer.values:
+        if name not in known:
+            raise unsupported(layer, name, f"left out: layers may differ in {' and '.join(known)}")
+    return {own: layer.integer(name, 1) for name, own in known.items() if name in layer.values}
+
+
+def _shared_caches(fields: Fields, kinds: Sequence[str]) -> dict[int, int]:
+    """Return of each layer that reads another one's cache: that layer, the last of its kind that has its own."""
+    count = fields.integer("num_kv_shared_layers", 0, minimum=0)
+    own = kinds[: len(kinds) - count]
+    if not set(kinds) <= set(own):
+        raise fields.wrong("num_kv_shared_layers", "few enough for a layer of each kind to have a cache")
+    last = {kind: index for index, kind in enumerate(own)}
+    return {index: last[kinds[index]] for index in range(len(own), len(kinds))}

@@ -11,6 +11,7 @@ from typing import Any
 
 LANGUAGE_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM"},
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
@@ -36,6 +37,9 @@ _VISION = (
     "model.vision_tower.",
     "vision_tower.",
     "model.multi_modal_projector.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
     "multi_modal_projector.",
 )
 

@@ -120,6 +120,14 @@ def _longrope(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
     return _plain_frequencies(context) / torch.tensor(divisors, dtype=torch.float32), magnitude
 
 
+def _proportional(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
+    # a share of the head turns by the first frequencies of the whole head; source: Gemma 4 in transformers
+    share = parameters.number("partial_rotary_factor", 1.0)
+    frequencies = _plain_frequencies(context)
+    frequencies[int(share * context.rotary_dim // 2) :] = 0.0
+    return frequencies / parameters.number("factor", 1.0), 1.0
+
+
 def _factor(parameters: Fields) -> float:
     factor = parameters.number("factor", 0.0)
     if factor < 1.0:
@@ -134,6 +142,7 @@ _RULES: dict[str, Callable[[Fields, RopeContext], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 

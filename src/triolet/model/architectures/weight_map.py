@@ -21,6 +21,7 @@ from triolet.model.architectures.decoder_config import (
     DeltaNetConfig,
     LatentConfig,
     LayerConfig,
+    LayerInputsConfig,
     MambaConfig,
     NormConfig,
     RecurrentConfig,
@@ -147,10 +148,20 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
         planner.table("positions", f"{prefix}{names.positions}", config.max_position, hidden)
     for index, layer in enumerate(config.layers):
         _plan_layer(planner, config, layer, index)
+    if config.layer_inputs is not None:
+        _plan_layer_inputs(planner, config, config.layer_inputs)
     planner.vector("final_norm", f"{prefix}{names.final_norm}", hidden, bias=_has_bias(config.norm))
     if has_head or not config.tied_head:
         planner.table("head", head, config.vocab_size, hidden)
     return planner.plans
+
+
+def _plan_layer_inputs(planner: _Planner, config: DecoderConfig, inputs: LayerInputsConfig) -> None:
+    names, prefix, size = config.names, planner.prefix, len(config.layers) * inputs.size
+    planner.table("layer_inputs.embedding", prefix + names.layer_inputs_embedding, inputs.vocab_size, size)
+    projection = (prefix + names.layer_inputs_projection,)
+    planner.linear("layer_inputs.projection", projection, (size,), config.hidden_size, bias=False)
+    planner.vector("layer_inputs.norm", prefix + names.layer_inputs_norm, inputs.size)
 
 
 def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
@@ -175,27 +186,44 @@ def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, in
     _plan_mlp(planner, config, layer, ours, theirs)
     if names.post_mlp_norm:
         planner.vector(ours + "post_mlp_norm", theirs + names.post_mlp_norm, hidden)
+    if (inputs := config.layer_inputs) is not None:
+        gate, out = (theirs + names.layer_input_gate,), (theirs + names.layer_input_out,)
+        planner.linear(ours + "layer_input.in", gate, (inputs.size,), hidden, bias=False)
+        planner.linear(ours + "layer_input.out", out, (hidden,), inputs.size, bias=False)
+        planner.vector(ours + "post_layer_input_norm", theirs + names.post_layer_input_norm, hidden)
+    if names.layer_scale:
+        planner.plans[ours + "scale"] = TensorPlan(((theirs + names.layer_scale, (1,)),))
 
 
 def _plan_attention(
     planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str
 ) -> None:
-    names, hidden = config.names, config.hidden_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    qkv = tuple(theirs + name for name in names.qkv)
+    names, hidden, head_dim = config.names, config.hidden_size, config.head_dim_of(layer)
+    queries, keys = config.num_heads * head_dim, config.num_kv_heads_of(layer) * head_dim
     if layer.latent is not None:
         queries = _plan_latent(planner, config, layer.latent, ours, theirs)
     else:
-        outs = (2 * queries if config.attention_gate else queries, keys, keys)
+        qkv = tuple(theirs + name for name in projections_of(layer, names.qkv))
+        outs: Shape = (2 * queries if config.attention_gate else queries, keys, keys)
+        if layer.reads_cache_of is not None:
+            outs = outs[:1]
         planner.linear(ours + "qkv", qkv, outs, hidden, bias=config.qkv_bias)
     if config.qk_norm:
         whole = config.qk_norm_of_rows
-        planner.vector(ours + "query_norm", theirs + names.query_norm, queries if whole else config.head_dim)
-        planner.vector(ours + "key_norm", theirs + names.key_norm, keys if whole else config.head_dim)
+        planner.vector(ours + "query_norm", theirs + names.query_norm, queries if whole else head_dim)
+        if layer.reads_cache_of is None:
+            planner.vector(ours + "key_norm", theirs + names.key_norm, keys if whole else head_dim)
     attention_out = (theirs + names.attention_out,)
     planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
     if names.sinks:
         planner.plans[ours + "sinks"] = TensorPlan(((theirs + names.sinks, (config.num_heads,)),))
+
+
+def projections_of(layer: LayerConfig, qkv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the projections of a layer's queries, keys and values, of the names of all three."""
+    if layer.reads_cache_of is not None:
+        return qkv[:1]
+    return (*qkv[:2], qkv[1]) if layer.values_are_keys else qkv
 
 
 def _plan_recurrent(
@@ -257,12 +285,13 @@ def _has_bias(norm: NormConfig) -> bool:
 
 def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
     names, hidden, bias = config.names, config.hidden_size, config.mlp_bias
-    if layer.moe is None:
-        blocks = [("mlp", names.mlp_in, names.mlp_out, config.intermediate_size)]
-    else:
+    blocks = []
+    if layer.has_dense_block:
+        blocks = [("mlp", names.mlp_in, names.mlp_out, config.intermediate_size_of(layer))]
+    if layer.moe is not None:
         router, num_experts = (theirs + names.router,), layer.moe.num_experts
         planner.linear(ours + "router", router, (num_experts,), hidden, bias=layer.moe.router_bias)
-        blocks = [
+        blocks += [
             (
                 f"experts.{expert}",
                 tuple(name.format(expert=expert) for name in names.expert_in),
@@ -271,6 +300,17 @@ def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours
             )
             for expert in range(layer.moe.num_experts)
         ]
+        if layer.moe.is_beside_dense:
+            planner.plans[ours + "router_norm"] = TensorPlan(((theirs + names.router_scale, (hidden,)),))
+            for norm, stored in (
+                ("post_dense_norm", names.post_dense_norm),
+                ("experts_norm", names.experts_norm),
+                ("post_experts_norm", names.post_experts_norm),
+            ):
+                planner.vector(ours + norm, theirs + stored, hidden)
+        if layer.moe.has_expert_scales:
+            scales = theirs + names.expert_scales
+            planner.plans[ours + "expert_scales"] = TensorPlan(((scales, (num_experts,)),))
         if names.router_correction:
             correction = theirs + names.router_correction
             planner.plans[ours + "router_correction"] = TensorPlan(((correction, (num_experts,)),))

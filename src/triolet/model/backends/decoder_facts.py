@@ -19,6 +19,7 @@ class DecoderFacts:
     spec: ModelSpec  # facts that the engine is built from
     rope_tables: dict[Rope, Tensor]  # cosines and sines, one table for all layers that rotate alike
     query_factors: Tensor | None  # [positions] float32: factors of rotated queries; None = 1
+    cache_places: tuple[int, ...]  # of each layer: the entry of `spec.cache_layers` that it reads
 
 
 def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: int | None) -> DecoderFacts:
@@ -31,15 +32,18 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
     """
     num_positions = min(config.max_position, max_model_len or config.max_position)
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    owners = [index for index, layer in enumerate(config.layers) if layer.reads_cache_of is None]
+    places = {owner: place for place, owner in enumerate(owners)}
     spec = ModelSpec(
         architecture=config.architecture,
         backend="native",
         vocab_size=config.vocab_size,
         max_position=num_positions,
-        cache_layers=tuple(_cache_spec(config, layer) for layer in config.layers),
+        cache_layers=tuple(_cache_spec(config, config.layers[owner]) for owner in owners),
         dtype=weights.dtype,
         hidden_size=config.hidden_size,
         takes_cache_groups=True,
+        takes_embeddings=config.layer_inputs is None,
         given_embedding_scale=(config.embedding_scale or 1.0) if config.scales_given_embeddings else 1.0,
     )
     tables = {rope: rope_table(rope, num_positions, weights.device) for rope in ropes}
@@ -47,7 +51,11 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
     if growth is not None:
         times = torch.arange(num_positions, device=weights.device) // growth.length
         factors = 1.0 + growth.beta * torch.log(1.0 + times.float())
-    return DecoderFacts(spec, tables, factors)
+    read = tuple(
+        places[index if layer.reads_cache_of is None else layer.reads_cache_of]
+        for index, layer in enumerate(config.layers)
+    )
+    return DecoderFacts(spec, tables, factors, read)
 
 
 def _cache_spec(config: DecoderConfig, layer: LayerConfig) -> LayerCacheSpec:
@@ -56,8 +64,8 @@ def _cache_spec(config: DecoderConfig, layer: LayerConfig) -> LayerCacheSpec:
         state = LayerStateSpec(convolution=convolution, recurrent=recurrent.state_shape)
         return LayerCacheSpec(num_kv_heads=0, head_dim=0, state=state)
     return LayerCacheSpec(
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads_of(layer),
+        head_dim=config.head_dim_of(layer),
         is_latent=layer.latent is not None,
         window=layer.sliding_window,
     )

@@ -7,7 +7,6 @@ apart is in the data: a norm that is absent, a bias that is None, a window, a so
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -23,35 +22,22 @@ from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
 from triolet.model.architectures.decoder_config import (
-    DecoderConfig,
-    LatentConfig,
-    LayerConfig,
-    MambaConfig,
-    MoeConfig,
     NormConfig,
-    ShortConvolutionConfig,
 )
 from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
-from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
-from triolet.model.backends.layers.activation import PLAIN, Activation, clamped_gate, feed_forward_activation
-from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
-from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
+from triolet.model.backends.layers.activation import Activation
+from triolet.model.backends.layers.latent_attention import LatentAttention
+from triolet.model.backends.layers.layer_inputs import LayerInput, LayerInputs
+from triolet.model.backends.layers.linear import LinearLayer
 from triolet.model.backends.layers.mixture_of_experts import (
-    ExpertRouter,
-    GroupedExperts,
-    GroupedRouter,
+    DenseBesideExperts,
     MixtureOfExperts,
-    SoftmaxRouter,
-    read_experts,
 )
-from triolet.model.backends.layers.recurrent.delta_net import DeltaNet, build_delta_net
-from triolet.model.backends.layers.recurrent.mamba import Mamba, build_mamba
+from triolet.model.backends.layers.recurrent.delta_net import DeltaNet
+from triolet.model.backends.layers.recurrent.mamba import Mamba
 from triolet.model.backends.layers.recurrent.short_convolution import (
     ShortConvolution,
-    build_short_convolution,
 )
-from triolet.model.backends.quant_method import LinearWeights
 from triolet.model.interface import ForwardBatch, LayerCache, ModelSpec
 
 if TYPE_CHECKING:
@@ -100,6 +86,7 @@ class Attention:
     out: LinearLayer
     query_norm: Norm | None
     key_norm: Norm | None
+    value_norm: Norm | None
     norms_rows: bool  # the two norms are over all heads of a token together
     cos_sin: Tensor | None  # this layer's rotary table; None where queries and keys do not turn
     interleaved: bool  # adjacent dimensions turn together
@@ -111,6 +98,7 @@ class Attention:
     sliding_window: int | None
     soft_cap: float | None
     sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
+    only_queries: bool = False  # keys and values are those of an earlier layer, in its cache
     is_gated: bool = False  # each query has a gate behind it, of which the sigmoid multiplies the output
     kv_scales: KvScales = NO_SCALES  # of a cache in float8
     prompts: FlashAttention | None = None  # on a GPU, in place of the Triton kernel
@@ -151,7 +139,11 @@ class Attention:
     ) -> Tensor:
         """Normalise and turn the heads, write keys and values into the cache, and return the queries."""
         query: Tensor
+        if self.only_queries:
+            return self._prepare_queries(heads, positions)
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.value_norm is not None:
+            value = self.value_norm(value)
         if self.query_norm is not None and self.key_norm is not None:
             if self.norms_rows:
                 query = self.query_norm(query.flatten(1)).unflatten(1, query.shape[1:])
@@ -166,6 +158,13 @@ class Attention:
         kv_write(value, cache.values, attention.slot_mapping, self.kv_scales.values)
         return query
 
+    def _prepare_queries(self, query: Tensor, positions: Tensor) -> Tensor:
+        query = query if self.query_norm is None else self.query_norm(query)
+        if self.cos_sin is not None:
+            nothing = query.new_empty(len(query), 0, self.head_dim)
+            rotary(query, nothing, self.cos_sin, positions, interleaved=self.interleaved)
+        return query
+
     @property
     def is_softmax_alone(self) -> bool:
         """Tell whether its weights are a softmax of the scores and nothing else."""
@@ -175,6 +174,8 @@ class Attention:
     def _is_plain(self) -> bool:
         """Tell whether one kernel can prepare the heads: it norms each head, and turns halves of one."""
         if self.norms_rows or self.interleaved or self.query_factors is not None:
+            return False
+        if self.only_queries or self.value_norm is not None:
             return False
         return self.query_norm is None or not self.query_norm.config.centered
 
@@ -226,10 +227,12 @@ class DecoderLayer:
     attention: Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution
     post_attention_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: FeedForward | MixtureOfExperts | None
+    mlp: FeedForward | MixtureOfExperts | DenseBesideExperts | None
     post_mlp_norm: Norm | None
     parallel_block: bool  # the feed-forward block reads what attention reads
     residual_scale: float  # what a block adds is multiplied by it
+    layer_input: LayerInput | None  # what is added behind the two blocks, of an input of this layer alone
+    output_scale: Tensor | None  # the residual stream behind it is multiplied by it
 
     def __call__(
         self,
@@ -238,16 +241,33 @@ class DecoderLayer:
         positions: Tensor,
         cache: LayerCache,
         attention: AttentionMetadata,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what is yet to be added to the residual stream, and the stream; [num_tokens, hidden] each."""
+        value: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what is yet to be added to the residual stream, and the stream; [num_tokens, hidden] each.
+
+        `value` is the layer's own input, [num_tokens, size].
+        """
         x, residual = _add(self.attention_norm, x, residual)
         mixed = self._scaled(self.attention(x, positions, cache, attention), self.post_attention_norm)
         if self.mlp is None:
             return mixed, residual
         if self.parallel_block:
+            assert not isinstance(self.mlp, DenseBesideExperts), "no family has both"
             return mixed + self._scaled(self.mlp(x), self.post_mlp_norm), residual
         x, residual = _add(self.mlp_norm, mixed, residual)
-        return self._scaled(self.mlp(x), self.post_mlp_norm), residual
+        added = self.mlp(x, residual) if isinstance(self.mlp, DenseBesideExperts) else self.mlp(x)
+        x = self._scaled(added, self.post_mlp_norm)
+        if self.layer_input is not None and value is not None:
+            residual = x + residual
+            x = self.layer_input(residual, value)
+        return (x, residual) if self.output_scale is None else ((x + residual) * self.output_scale, None)
+
+    @property
+    def mixture(self) -> MixtureOfExperts | None:
+        """Return its experts; None without any."""
+        if isinstance(self.mlp, DenseBesideExperts):
+            return self.mlp.mixture
+        return self.mlp if isinstance(self.mlp, MixtureOfExperts) else None
 
     def _scaled(self, x: Tensor, norm: Norm | None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -271,6 +291,8 @@ class Decoder:
     embedding_scale: float | None
     learned_positions: Tensor | None
     layers: tuple[DecoderLayer, ...]
+    cache_places: tuple[int, ...]  # of each layer: the entry of the cache that it reads
+    layer_inputs: LayerInputs | None
     final_norm: Norm
     head: Head
     logit_scale: float
@@ -281,15 +303,14 @@ class Decoder:
     def is_capturable(self) -> bool:
         """True if its steps can be captured as a graph: on a GPU it waits for nothing and looks at no result."""
         return all(
-            isinstance(layer.attention, Attention)
-            and (not isinstance(layer.mlp, MixtureOfExperts) or layer.mlp.is_capturable)
+            isinstance(layer.attention, Attention) and (layer.mixture is None or layer.mixture.is_capturable)
             for layer in self.layers
         )
 
     @property
     def tile_lengths(self) -> tuple[int, ...]:
         """Return numbers of tokens of steps that launch what `WARM_UP_STEPS` do not."""
-        mixtures = (layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureOfExperts))
+        mixtures = filter(None, (layer.mixture for layer in self.layers))
         return tuple(sorted({length for mixture in mixtures for length in mixture.tile_lengths}))
 
     @torch.inference_mode()
@@ -325,8 +346,10 @@ class Decoder:
             x = x + functional.embedding(positions, self.learned_positions)
         residual: Tensor | None = None
         attention = (batch.attention, *batch.further_attention)
-        for layer, layer_cache in zip(self.layers, batch.cache, strict=True):
-            x, residual = layer(x, residual, positions, layer_cache, attention[layer_cache.group])
+        values = None if self.layer_inputs is None else self.layer_inputs(batch.token_ids, x)
+        for index, (layer, place) in enumerate(zip(self.layers, self.cache_places, strict=True)):
+            cache, value = batch.cache[place], None if values is None else values[:, index]
+            x, residual = layer(x, residual, positions, cache, attention[cache.group], value)
         return x, residual
 
     def _logits(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -338,52 +361,6 @@ class Decoder:
         if self.logit_soft_cap is not None:
             logits = torch.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
         return logits
-
-
-# ------------------------------------------------------------------------------- building from weights
-
-
-def build_decoder(
-    config: DecoderConfig,
-    weights: WeightReader,
-    *,
-    max_model_len: int | None = None,
-    adapters: LayerAdapters | None = None,
-    kv_format: KvFormat | None = None,
-) -> Decoder:
-    """Read the weights, tensor by tensor, into a decoder.
-
-    Args:
-        config: the model.
-        weights: loaded by the plans of `config`.
-        max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
-        adapters: LoRA adapters that change its layers.
-        kv_format: of a KV cache in float8; None for one in the dtype of the weights.
-    """
-    facts = decoder_facts(config, weights, max_model_len)
-    embedding = weights["embedding.weight"]
-    learned_positions = weights.get("positions.weight")
-    layers = tuple(
-        _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters)
-        for index, layer in enumerate(config.layers)
-    )
-    stored_head = weights.get("head.weight")
-    head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
-    if adapters is not None:
-        adapters.bank.add_layer("head", head.stored)
-    decoder = Decoder(
-        spec=facts.spec,
-        embedding=embedding,
-        embedding_scale=rounded_scale(config.embedding_scale, weights.dtype),
-        learned_positions=learned_positions,
-        layers=layers,
-        final_norm=_build_norm(config, "final_norm", weights),
-        head=head,
-        logit_scale=config.logit_scale,
-        logit_soft_cap=config.logit_soft_cap,
-        adapters=adapters,
-    )
-    return decoder if kv_format is None else with_kv_format(decoder, kv_format)
 
 
 def with_kv_format(decoder: Decoder, kv_format: KvFormat) -> Decoder:
@@ -407,160 +384,3 @@ def with_prompt_attention(decoder: Decoder, prompts: FlashAttention) -> Decoder:
         return attrs.evolve(layer, attention=attrs.evolve(layer.attention, prompts=prompts))
 
     return attrs.evolve(decoder, layers=tuple(map(changed, decoder.layers)))
-
-
-def _build_layer(
-    config: DecoderConfig,
-    layer: LayerConfig,
-    prefix: str,
-    weights: WeightReader,
-    facts: DecoderFacts,
-    adapters: LayerAdapters | None,
-) -> DecoderLayer:
-    return DecoderLayer(
-        attention_norm=_build_optional_norm(config, prefix + "attention_norm", weights),
-        attention=_build_attention(config, layer, prefix, weights, facts, adapters),
-        post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
-        mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
-        mlp=_build_mlp(config, layer, prefix, weights, adapters) if layer.has_feed_forward else None,
-        post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
-        parallel_block=config.parallel_block,
-        residual_scale=config.residual_scale,
-    )
-
-
-def _build_attention(
-    config: DecoderConfig,
-    layer: LayerConfig,
-    prefix: str,
-    weights: WeightReader,
-    facts: DecoderFacts,
-    adapters: LayerAdapters | None,
-) -> Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution:
-    if layer.latent is not None:
-        return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
-    if (recurrent := layer.recurrent) is not None:
-        eps = config.norm.eps
-        if isinstance(recurrent, ShortConvolutionConfig):
-            return build_short_convolution(recurrent, prefix, weights)
-        if isinstance(recurrent, MambaConfig):
-            activation = PLAIN[recurrent.activation]
-            return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
-        activation = PLAIN[config.activation]
-        return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
-    sinks = weights.get(prefix + "sinks")
-    return Attention(
-        qkv=_build_linear(prefix + "qkv", weights, adapters),
-        out=_build_linear(prefix + "attention_out", weights, adapters),
-        query_norm=_build_optional_norm(config, prefix + "query_norm", weights),
-        key_norm=_build_optional_norm(config, prefix + "key_norm", weights),
-        norms_rows=config.qk_norm_of_rows,
-        cos_sin=None if layer.rope is None else facts.rope_tables[layer.rope],
-        interleaved=layer.rope is not None and layer.rope.interleaved,
-        query_factors=facts.query_factors,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=layer.attention_scale,
-        sliding_window=layer.sliding_window,
-        soft_cap=config.attention_soft_cap,
-        sinks=None if sinks is None else sinks.float(),
-        is_gated=config.attention_gate,
-    )
-
-
-def _build_latent_attention(
-    config: DecoderConfig,
-    layer: LayerConfig,
-    latent: LatentConfig,
-    prefix: str,
-    weights: WeightReader,
-    facts: DecoderFacts,
-    adapters: LayerAdapters | None,
-) -> LatentAttention:
-    assert layer.rope is not None, "a part of each head is rotated"
-    query_down = None
-    if latent.query_size is not None:
-        down = _build_linear(prefix + "query_down", weights)
-        norm = _build_norm(config, prefix + "query_down_norm", weights)
-        query_down = functools.partial(_normalized, norm, down)
-    key_up, value_up = split_latent_up(weights[prefix + "latent_up.weight"], config.num_heads, latent)
-    return LatentAttention(
-        query_down=query_down,
-        query_up=_build_linear(prefix + "query_up", weights),
-        latent_down=_build_linear(prefix + "latent_down", weights),
-        latent_norm=_build_norm(config, prefix + "latent_norm", weights),
-        key_up=key_up,
-        value_up=value_up,
-        out=_build_linear(prefix + "attention_out", weights, adapters),
-        cos_sin=facts.rope_tables[layer.rope],
-        interleaved=layer.rope.interleaved,
-        num_heads=config.num_heads,
-        scale=layer.attention_scale,
-        config=latent,
-    )
-
-
-def _normalized(norm: Norm, down: LinearLayer, x: Tensor) -> Tensor:
-    return norm(down(x))
-
-
-def _build_mlp(
-    config: DecoderConfig,
-    layer: LayerConfig,
-    prefix: str,
-    weights: WeightReader,
-    adapters: LayerAdapters | None,
-) -> FeedForward | MixtureOfExperts:
-    def block(name: str, adapters: LayerAdapters | None = None) -> FeedForward:
-        project_in = _build_linear(f"{prefix}{name}.in", weights, adapters)
-        project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
-        return FeedForward(project_in, project_out, activation)
-
-    activation = feed_forward_activation(config.activation, gated=config.gated)
-    if layer.moe is not None and layer.moe.gate is not None:
-        activation = functools.partial(clamped_gate, layer.moe.gate)
-    if layer.moe is None:
-        return block("mlp", adapters)
-    names = [f"{prefix}experts.{expert}" for expert in range(layer.moe.num_experts)]
-    experts: tuple[FeedForward, ...] | GroupedExperts | None = read_experts(names, weights, activation)
-    if experts is None:
-        experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
-    shared = None if layer.moe.shared_size is None else block("shared")
-    has_gate = shared is not None and layer.moe.has_shared_gate
-    return MixtureOfExperts(
-        _build_router(layer.moe, prefix, weights),
-        experts,
-        shared,
-        _build_linear(prefix + "shared_gate", weights) if has_gate else None,
-    )
-
-
-def _build_router(moe: MoeConfig, prefix: str, weights: WeightReader) -> ExpertRouter:
-    if moe.routing is None:
-        return SoftmaxRouter(_build_linear(prefix + "router", weights), moe.experts_per_token, moe.normalize)
-    correction = weights.read_float32(prefix + "router_correction") if moe.routing.is_corrected else None
-    weight = weights.read_float32(prefix + "router.weight")
-    return GroupedRouter(weight, correction, moe.routing, moe.experts_per_token, moe.normalize)
-
-
-def _build_linear(name: str, weights: WeightReader, adapters: LayerAdapters | None = None) -> LinearLayer:
-    plain = read_linear(name, weights)
-    if adapters is None:
-        return plain
-    adapters.bank.add_layer(name, plain.stored)
-    return adapters.adapted(plain, name)
-
-
-def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm:
-    return Norm(weights[f"{name}.weight"], weights.get(f"{name}.bias"), config.norm)
-
-
-def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm | None:
-    return _build_norm(config, name, weights) if f"{name}.weight" in weights else None
-
-
-def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
-    """Return the scale rounded to the model's dtype."""
-    # Gemma was trained with a scale rounded to bfloat16.
-    return None if scale is None else torch.tensor(scale, dtype=dtype).item()

@@ -15,7 +15,7 @@ import attrs
 
 from triolet.core.request.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from triolet.errors import ConfigError, ModelFileError, UnsupportedModel
-from triolet.model.architectures.families import native_family
+from triolet.model.architectures.families import is_bidirectional, native_family
 from triolet.model.folder.json_fields import Fields, read_json_object
 
 CLASSIFIER = "ForSequenceClassification"
@@ -109,7 +109,7 @@ def read_pooling_config(
 
 def _default_method(fields: Fields, architecture: str) -> str:
     """Return the pooling of a folder without modules.json, as vLLM chooses it."""
-    if fields.flag("use_bidirectional_attention", False):
+    if is_bidirectional(fields.values):
         return "MEAN"
     # Only in an encoder has the first token seen the others.
     return (
@@ -141,7 +141,7 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
     tasks: tuple[str, ...] = (CLASSIFY, TOKEN_CLASSIFY)
     if architecture.endswith(TOKEN_CLASSIFIER):
         tasks = (TOKEN_CLASSIFY,)
-    elif fields.flag("use_bidirectional_attention", False) or native_family(architecture) is None:
+    elif is_bidirectional(fields.values) or native_family(architecture) is None:
         # an encoder's head reads the whole prompt
         tasks = (CLASSIFY,)
     return PoolingConfig(

@@ -63,6 +63,8 @@ class Part:
         has_extras = (
             config.names.transposed
             or config.names.sinks
+            or config.names.layer_scale
+            or not config.has_equal_layers
             or any(layer.moe or layer.latent or layer.recurrent for layer in config.layers)
         )
         if is_unlike_llama or has_extras:

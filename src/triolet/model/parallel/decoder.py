@@ -12,13 +12,8 @@ from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import Linear, PackedLinear, make_linear
 from triolet.model.backends.quant_method import LinearWeights
-from triolet.model.backends.torch_decoder import (
-    Decoder,
-    DecoderLayer,
-    FeedForward,
-    Head,
-    build_decoder,
-)
+from triolet.model.backends.torch_decoder import Decoder, DecoderLayer, FeedForward, Head
+from triolet.model.backends.torch_loading import build_decoder
 from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.parallel.group import Group
 

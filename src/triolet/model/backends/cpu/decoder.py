@@ -96,6 +96,7 @@ class CpuDecoder:
         kept: what the plan's addresses point at.
         cpp: the kernels.
         calibration: choices that the plan was given.
+        cache_places: of each layer: the entry of the cache that it reads.
         adapters: LoRA adapters that change its layers; None for a model without them.
     """
 
@@ -106,6 +107,7 @@ class CpuDecoder:
         kept: list[object],
         cpp: ctypes.CDLL,
         calibration: Calibration,
+        cache_places: tuple[int, ...],
         adapters: AdapterBank[CppAdapter] | None = None,
     ) -> None:
         self.calibration = calibration
@@ -113,6 +115,7 @@ class CpuDecoder:
         self._model = model
         self._kept = kept
         self._cpp = cpp
+        self._cache_places = cache_places
         self._adapters = adapters
         self._adapter_slots: Tensor | None = None  # of the tokens of the last step
         self._cache: tuple[LayerCache, ...] = ()
@@ -258,10 +261,11 @@ class CpuDecoder:
     ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int32]]:
         """Return the addresses of keys and values of each layer, and its cache group."""
         if cache is not self._cache:  # it is the same one for the life of an engine
+            layers = [cache[place] for place in self._cache_places]
             self._cache_addresses = (
-                addresses([layer.keys for layer in cache]),
-                addresses([layer.values for layer in cache]),
-                (ctypes.c_int32 * len(cache))(*(layer.group for layer in cache)),
+                addresses([layer.keys for layer in layers]),
+                addresses([layer.values for layer in layers]),
+                (ctypes.c_int32 * len(layers))(*(layer.group for layer in layers)),
             )
             self._cache = cache
         return self._cache_addresses

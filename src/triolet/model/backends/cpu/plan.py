@@ -15,7 +15,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels.cpu.abi import ArgmaxFilterStruct, ExpertsStruct, LayerStruct, LinearStruct, ModelStruct
+from triolet.kernels.cpu.abi import (
+    ArgmaxFilterStruct,
+    ExpertsStruct,
+    LayerInputsStruct,
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+)
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.calibration import calibrate
 from triolet.kernels.cpu.gemm.blocks import MappedRows
@@ -32,8 +39,9 @@ from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfi
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
+from triolet.model.backends.layers.layer_inputs import layer_input_scales
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
-from triolet.model.backends.torch_decoder import rounded_scale
+from triolet.model.backends.torch_loading import rounded_scale, router_norm_weight
 from triolet.model.memory.out_of_memory import trim_heap
 
 if TYPE_CHECKING:
@@ -66,12 +74,14 @@ def can_quantise(config: DecoderConfig, quantization: str) -> bool:
 
 def _has_known_features(config: DecoderConfig) -> bool:
     # The C++ step adds up experts in the residual stream, where no norm can come between.
-    takes_experts = config.gated and not config.parallel_block and not config.names.post_mlp_norm
+    takes_experts = config.gated and not config.parallel_block
 
     def knows(layer: LayerConfig) -> bool:
         moe = layer.moe
+        has_place = moe is None or moe.is_beside_dense or not config.names.post_mlp_norm
         # It does not look for the best groups of experts.
-        plain = moe is None or (takes_experts and (moe.routing is None or moe.routing.takes_all_groups))
+        finds = moe is None or (takes_experts and (moe.routing is None or moe.routing.takes_all_groups))
+        plain = has_place and finds
         return plain and layer.latent is None and layer.recurrent is None
 
     return config.activation in _GELU and not config.attention_gate and all(map(knows, config.layers))
@@ -105,7 +115,7 @@ def build_cpu_decoder(
     planner = _Planner(config, weights, cpp, facts, QUANT_METHODS[quantization], cache)
     model = planner.model()
     chosen = calibrate(cpp, model, weights.dtype, calibration)
-    return CpuDecoder(facts.spec, model, planner.kept, cpp, chosen, adapters)
+    return CpuDecoder(facts.spec, model, planner.kept, cpp, chosen, facts.cache_places, adapters)
 
 
 def adapter_packing(config: DecoderConfig) -> Callable[[LayerPairs], CppAdapter]:
@@ -113,17 +123,19 @@ def adapter_packing(config: DecoderConfig) -> Callable[[LayerPairs], CppAdapter]
     # imported here because most engines have no adapters
     from triolet.kernels.cpu.gemm.lora import AdaptedShape, pack_adapter
 
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    mlp_in = config.intermediate_size * (2 if config.gated else 1)
-    layers = [
-        shape
-        for index in range(len(config.layers))
-        for shape in (
-            AdaptedShape(f"layers.{index}.qkv", qkv),
-            AdaptedShape(f"layers.{index}.attention_out", config.hidden_size),
-            AdaptedShape(f"layers.{index}.mlp.in", mlp_in, gated=config.gated),
-            AdaptedShape(f"layers.{index}.mlp.out", config.hidden_size),
+    def shapes(layer: LayerConfig, prefix: str) -> tuple[AdaptedShape, ...]:
+        kv_heads = 0 if layer.reads_cache_of is not None else 2 * config.num_kv_heads_of(layer)
+        qkv = (config.num_heads + kv_heads) * config.head_dim_of(layer)
+        mlp_in = config.intermediate_size_of(layer) * (2 if config.gated else 1)
+        return (
+            AdaptedShape(f"{prefix}.qkv", qkv),
+            AdaptedShape(f"{prefix}.attention_out", config.hidden_size),
+            AdaptedShape(f"{prefix}.mlp.in", mlp_in, gated=config.gated),
+            AdaptedShape(f"{prefix}.mlp.out", config.hidden_size),
         )
+
+    layers = [
+        shape for index, layer in enumerate(config.layers) for shape in shapes(layer, f"layers.{index}")
     ]
     embedding = AdaptedShape("embedding", config.hidden_size)
     head = AdaptedShape("head", config.vocab_size)
@@ -163,12 +175,10 @@ class _Planner:
             final_norm_bias=self._norm_bias("final_norm"),
             head=head.struct(),
             argmax_filter=argmax_filter.struct() if argmax_filter else ArgmaxFilterStruct(),
+            layer_inputs=self._layer_inputs(),
             num_layers=len(config.layers),
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
             dtype=DTYPES[self.weights.dtype],
             gelu=_GELU[config.activation],
             norms_rows=config.qk_norm_of_rows,
@@ -210,14 +220,15 @@ class _Planner:
     def _layer(self, layer: LayerConfig, prefix: str) -> LayerStruct:
         table = None if layer.rope is None else self.facts.rope_tables[layer.rope]
         self.kept.append(table)
-        block: dict[str, LinearStruct | int]
-        if layer.moe is None:
-            block = {
-                "gate_up": self._linear(prefix + "mlp.in", gated=self.config.gated).struct(),
-                "down": self._linear(prefix + "mlp.out").struct(),
-            }
-        else:
-            block = {"experts": ctypes.addressof(self._experts(layer.moe, prefix))}
+        block: dict[str, LinearStruct | int] = {}
+        if self.config.layer_inputs is not None:
+            block["input_gate"] = self._linear(prefix + "layer_input.in").struct()
+            block["input_out"] = self._linear(prefix + "layer_input.out").struct()
+        if layer.has_dense_block:
+            block["gate_up"] = self._linear(prefix + "mlp.in", gated=self.config.gated).struct()
+            block["down"] = self._linear(prefix + "mlp.out").struct()
+        if layer.moe is not None:
+            block["experts"] = ctypes.addressof(self._experts(layer.moe, prefix))
         return LayerStruct(
             **block,
             qkv=self._linear(prefix + "qkv").struct(),
@@ -226,16 +237,38 @@ class _Planner:
             attention_norm=self._norm(prefix + "attention_norm"),
             query_norm=self._norm(prefix + "query_norm"),
             key_norm=self._norm(prefix + "key_norm"),
+            value_norm=self._ones(self.config.head_dim_of(layer)) if self.config.value_norm else None,
             mlp_norm=self._norm(prefix + "mlp_norm"),
             post_attention_norm=self._norm(prefix + "post_attention_norm"),
             post_mlp_norm=self._norm(prefix + "post_mlp_norm"),
+            post_input_norm=self._norm(prefix + "post_layer_input_norm"),
             attention_norm_bias=self._norm_bias(prefix + "attention_norm"),
             mlp_norm_bias=self._norm_bias(prefix + "mlp_norm"),
             cos_sin=pointer(table),
+            num_kv_heads=self.config.num_kv_heads_of(layer),
+            head_dim=self.config.head_dim_of(layer),
             rotary_dim=0 if table is None else table.shape[1],
             sliding_window=layer.sliding_window or 0,
             interleaved=layer.rope is not None and layer.rope.interleaved,
+            only_queries=layer.reads_cache_of is not None,
             scale=layer.attention_scale,
+            output_scale=1.0 if (scale := self.weights.get(prefix + "scale")) is None else scale.item(),
+        )
+
+    def _layer_inputs(self) -> LayerInputsStruct:
+        if (inputs := self.config.layer_inputs) is None:
+            return LayerInputsStruct()
+        table = self.weights["layer_inputs.embedding.weight"]
+        self.kept.append(table)
+        scales = layer_input_scales(self.config, inputs, self.weights.dtype)
+        return LayerInputsStruct(
+            embedding=table.data_ptr(),
+            projection=self._linear("layer_inputs.projection").struct(),
+            norm=self._norm("layer_inputs.norm"),
+            size=inputs.size,
+            embedding_scale=scales.embedding,
+            projection_scale=scales.projection,
+            scale=scales.sum,
         )
 
     def _experts(self, moe: MoeConfig, prefix: str) -> ExpertsStruct:
@@ -253,6 +286,11 @@ class _Planner:
             router=self._router(prefix, has_gate=has_shared and moe.has_shared_gate).struct(),
             out=ctypes.addressof(outs),
             correction=self._floats(prefix + "router_correction"),
+            scales=self._floats(prefix + "expert_scales"),
+            router_norm=self._router_norm(prefix) if moe.is_beside_dense else None,
+            norm=self._norm(prefix + "experts_norm"),
+            post_norm=self._norm(prefix + "post_experts_norm"),
+            post_dense_norm=self._norm(prefix + "post_dense_norm"),
             num_experts=moe.num_experts,
             per_token=moe.experts_per_token,
             is_sigmoid=routing is not None and routing.is_sigmoid,
@@ -266,6 +304,11 @@ class _Planner:
         setattr(experts, "in", ctypes.addressof(ins))  # a keyword of Python
         self.kept += (ins, outs, experts)
         return experts
+
+    def _router_norm(self, prefix: str) -> int:
+        weight = router_norm_weight(self.config, prefix, self.weights).float()
+        self.kept.append(weight)
+        return weight.data_ptr()
 
     def _router(self, prefix: str, *, has_gate: bool) -> CppLinear:
         """Pack the router, and the gate of the shared expert as its last output if that has one."""
@@ -318,6 +361,12 @@ class _Planner:
         zeros = torch.zeros(self.config.hidden_size)
         self.kept.append(zeros)
         return zeros.data_ptr()
+
+    def _ones(self, size: int) -> int:
+        """Return the address of the weights of a norm without any."""
+        ones = torch.ones(size)
+        self.kept.append(ones)
+        return ones.data_ptr()
 
     def _floats(self, name: str, offset: float = 0.0) -> int | None:
         """Return the address of a vector with `offset` added, float32; None if there is none of that name."""

@@ -68,9 +68,9 @@ class MixtureOfExperts:
     shared: Callable[[Tensor], Tensor] | None = None  # the expert of all tokens
     shared_gate: Callable[[Tensor], Tensor] | None = None  # [num_tokens, hidden] to [num_tokens, 1]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        # [num_tokens, hidden] -> [num_tokens, hidden]
-        shares, chosen = self.router(x)
+    def __call__(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        # [num_tokens, hidden] -> [num_tokens, hidden]; `routed_by` is the router's input where it is not x
+        shares, chosen = self.router(x if routed_by is None else routed_by)
         if isinstance(self.experts, GroupedExperts):
             total = self.experts(x, shares, chosen)
         else:
@@ -91,6 +91,23 @@ class MixtureOfExperts:
         if not isinstance(self.experts, GroupedExperts):
             return ()
         return longest_of_tiles(len(self.experts.numbers), self.router.experts_per_token)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class DenseBesideExperts:
+    """A dense feed-forward block and a mixture of experts, each with norms of its own."""
+
+    dense: Callable[[Tensor], Tensor]
+    post_dense_norm: Callable[[Tensor], Tensor]
+    mixture: MixtureOfExperts
+    router_norm: Callable[[Tensor], Tensor]
+    experts_norm: Callable[[Tensor], Tensor]
+    post_experts_norm: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        # [num_tokens, hidden] each: the dense block's input, and the residual stream
+        mixed = self.mixture(self.experts_norm(residual), self.router_norm(residual))
+        return self.post_dense_norm(self.dense(x)) + self.post_experts_norm(mixed)
 
 
 def _one_by_one(
@@ -151,6 +168,7 @@ class SoftmaxRouter:
     linear: Callable[[Tensor], Tensor]  # [num_tokens, hidden] to [num_tokens, num_experts]
     experts_per_token: int
     normalize: bool  # the chosen experts' probabilities are scaled to a sum of one
+    scales: Tensor | None = None  # [num_experts] float32: then multiplied by these
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the chosen experts' weights and indices; see `ExpertRouter`."""
@@ -158,6 +176,8 @@ class SoftmaxRouter:
         shares, chosen = probabilities.topk(self.experts_per_token, dim=-1)
         if self.normalize:
             shares = shares / shares.sum(dim=-1, keepdim=True)
+        if self.scales is not None:
+            shares = shares * self.scales[chosen]
         return shares.to(x.dtype), chosen
 
 

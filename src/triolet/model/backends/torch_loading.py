@@ -1,0 +1,303 @@
+"""Building the torch decoder: its weights are read tensor by tensor, into the layers that compute with them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from triolet.model.architectures.decoder_config import (
+    DecoderConfig,
+    LatentConfig,
+    LayerConfig,
+    MambaConfig,
+    MoeConfig,
+    ShortConvolutionConfig,
+)
+from triolet.model.architectures.kv_format import KvFormat
+from triolet.model.architectures.weight_map import WeightReader
+from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
+from triolet.model.backends.layers.activation import PLAIN, clamped_gate, feed_forward_activation
+from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
+from triolet.model.backends.layers.layer_inputs import LayerInput, LayerInputs, layer_input_scales
+from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
+from triolet.model.backends.layers.mixture_of_experts import (
+    DenseBesideExperts,
+    ExpertRouter,
+    GroupedExperts,
+    GroupedRouter,
+    MixtureOfExperts,
+    SoftmaxRouter,
+    read_experts,
+)
+from triolet.model.backends.layers.recurrent.delta_net import DeltaNet, build_delta_net
+from triolet.model.backends.layers.recurrent.mamba import Mamba, build_mamba
+from triolet.model.backends.layers.recurrent.short_convolution import (
+    ShortConvolution,
+    build_short_convolution,
+)
+from triolet.model.backends.quant_method import LinearWeights
+
+if TYPE_CHECKING:
+    from triolet.model.adapters import LayerAdapters
+
+
+from triolet.model.backends.torch_decoder import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    FeedForward,
+    Norm,
+    with_kv_format,
+)
+
+
+def build_decoder(
+    config: DecoderConfig,
+    weights: WeightReader,
+    *,
+    max_model_len: int | None = None,
+    adapters: LayerAdapters | None = None,
+    kv_format: KvFormat | None = None,
+) -> Decoder:
+    """Read the weights, tensor by tensor, into a decoder.
+
+    Args:
+        config: the model.
+        weights: loaded by the plans of `config`.
+        max_model_len: longest sequence that will be asked for, tokens; bounds the rotary tables.
+        adapters: LoRA adapters that change its layers.
+        kv_format: of a KV cache in float8; None for one in the dtype of the weights.
+    """
+    facts = decoder_facts(config, weights, max_model_len)
+    embedding = weights["embedding.weight"]
+    learned_positions = weights.get("positions.weight")
+    layers = tuple(
+        _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters)
+        for index, layer in enumerate(config.layers)
+    )
+    stored_head = weights.get("head.weight")
+    head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
+    if adapters is not None:
+        adapters.bank.add_layer("head", head.stored)
+    decoder = Decoder(
+        spec=facts.spec,
+        embedding=embedding,
+        embedding_scale=rounded_scale(config.embedding_scale, weights.dtype),
+        learned_positions=learned_positions,
+        layers=layers,
+        cache_places=facts.cache_places,
+        layer_inputs=_build_layer_inputs(config, weights),
+        final_norm=_build_norm(config, "final_norm", weights),
+        head=head,
+        logit_scale=config.logit_scale,
+        logit_soft_cap=config.logit_soft_cap,
+        adapters=adapters,
+    )
+    return decoder if kv_format is None else with_kv_format(decoder, kv_format)
+
+
+def _build_layer(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> DecoderLayer:
+    return DecoderLayer(
+        attention_norm=_build_optional_norm(config, prefix + "attention_norm", weights),
+        attention=_build_attention(config, layer, prefix, weights, facts, adapters),
+        post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
+        mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
+        mlp=_build_mlp(config, layer, prefix, weights, adapters) if layer.has_feed_forward else None,
+        post_mlp_norm=_build_optional_norm(config, prefix + "post_mlp_norm", weights),
+        parallel_block=config.parallel_block,
+        residual_scale=config.residual_scale,
+        layer_input=None if config.layer_inputs is None else _build_layer_input(config, prefix, weights),
+        output_scale=weights.get(prefix + "scale"),
+    )
+
+
+def _build_layer_inputs(config: DecoderConfig, weights: WeightReader) -> LayerInputs | None:
+    if (inputs := config.layer_inputs) is None:
+        return None
+    return LayerInputs(
+        embedding=weights["layer_inputs.embedding.weight"],
+        projection=_build_linear("layer_inputs.projection", weights),
+        norm=_build_norm(config, "layer_inputs.norm", weights),
+        size=inputs.size,
+        scales=layer_input_scales(config, inputs, weights.dtype),
+    )
+
+
+def _build_layer_input(config: DecoderConfig, prefix: str, weights: WeightReader) -> LayerInput:
+    return LayerInput(
+        gate=_build_linear(prefix + "layer_input.in", weights),
+        out=_build_linear(prefix + "layer_input.out", weights),
+        norm=_build_norm(config, prefix + "post_layer_input_norm", weights),
+        activation=PLAIN[config.activation],
+    )
+
+
+def _build_attention(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution:
+    if layer.latent is not None:
+        return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
+    if (recurrent := layer.recurrent) is not None:
+        eps = config.norm.eps
+        if isinstance(recurrent, ShortConvolutionConfig):
+            return build_short_convolution(recurrent, prefix, weights)
+        if isinstance(recurrent, MambaConfig):
+            activation = PLAIN[recurrent.activation]
+            return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+        activation = PLAIN[config.activation]
+        return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+    sinks = weights.get(prefix + "sinks")
+    return Attention(
+        qkv=_build_linear(prefix + "qkv", weights, adapters),
+        out=_build_linear(prefix + "attention_out", weights, adapters),
+        query_norm=_build_optional_norm(config, prefix + "query_norm", weights),
+        key_norm=_build_optional_norm(config, prefix + "key_norm", weights),
+        value_norm=_unweighted(config, layer, weights) if config.value_norm else None,
+        norms_rows=config.qk_norm_of_rows,
+        cos_sin=None if layer.rope is None else facts.rope_tables[layer.rope],
+        interleaved=layer.rope is not None and layer.rope.interleaved,
+        query_factors=facts.query_factors,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads_of(layer),
+        head_dim=config.head_dim_of(layer),
+        scale=layer.attention_scale,
+        sliding_window=layer.sliding_window,
+        soft_cap=config.attention_soft_cap,
+        sinks=None if sinks is None else sinks.float(),
+        only_queries=layer.reads_cache_of is not None,
+        is_gated=config.attention_gate,
+    )
+
+
+def _build_latent_attention(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    latent: LatentConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> LatentAttention:
+    assert layer.rope is not None, "a part of each head is rotated"
+    query_down = None
+    if latent.query_size is not None:
+        down = _build_linear(prefix + "query_down", weights)
+        norm = _build_norm(config, prefix + "query_down_norm", weights)
+        query_down = functools.partial(_normalized, norm, down)
+    key_up, value_up = split_latent_up(weights[prefix + "latent_up.weight"], config.num_heads, latent)
+    return LatentAttention(
+        query_down=query_down,
+        query_up=_build_linear(prefix + "query_up", weights),
+        latent_down=_build_linear(prefix + "latent_down", weights),
+        latent_norm=_build_norm(config, prefix + "latent_norm", weights),
+        key_up=key_up,
+        value_up=value_up,
+        out=_build_linear(prefix + "attention_out", weights, adapters),
+        cos_sin=facts.rope_tables[layer.rope],
+        interleaved=layer.rope.interleaved,
+        num_heads=config.num_heads,
+        scale=layer.attention_scale,
+        config=latent,
+    )
+
+
+def _normalized(norm: Norm, down: LinearLayer, x: Tensor) -> Tensor:
+    return norm(down(x))
+
+
+def _build_mlp(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    adapters: LayerAdapters | None,
+) -> FeedForward | MixtureOfExperts | DenseBesideExperts:
+    def block(name: str, adapters: LayerAdapters | None = None) -> FeedForward:
+        project_in = _build_linear(f"{prefix}{name}.in", weights, adapters)
+        project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
+        return FeedForward(project_in, project_out, activation)
+
+    activation = feed_forward_activation(config.activation, gated=config.gated)
+    if layer.moe is not None and layer.moe.gate is not None:
+        activation = functools.partial(clamped_gate, layer.moe.gate)
+    if layer.moe is None:
+        return block("mlp", adapters)
+    names = [f"{prefix}experts.{expert}" for expert in range(layer.moe.num_experts)]
+    experts: tuple[FeedForward, ...] | GroupedExperts | None = read_experts(names, weights, activation)
+    if experts is None:
+        experts = tuple(block(f"experts.{expert}") for expert in range(layer.moe.num_experts))
+    shared = None if layer.moe.shared_size is None else block("shared")
+    has_gate = shared is not None and layer.moe.has_shared_gate
+    mixture = MixtureOfExperts(
+        _build_router(layer.moe, prefix, weights),
+        experts,
+        shared,
+        _build_linear(prefix + "shared_gate", weights) if has_gate else None,
+    )
+    if not layer.moe.is_beside_dense:
+        return mixture
+    return DenseBesideExperts(
+        dense=block("mlp", adapters),
+        post_dense_norm=_build_norm(config, prefix + "post_dense_norm", weights),
+        mixture=mixture,
+        router_norm=Norm(router_norm_weight(config, prefix, weights), None, config.norm),
+        experts_norm=_build_norm(config, prefix + "experts_norm", weights),
+        post_experts_norm=_build_norm(config, prefix + "post_experts_norm", weights),
+    )
+
+
+def router_norm_weight(config: DecoderConfig, prefix: str, weights: WeightReader) -> Tensor:
+    """Return the weight of the norm through which the router reads the residual stream, [hidden]."""
+    return weights[prefix + "router_norm"] * config.hidden_size**-0.5
+
+
+def _build_router(moe: MoeConfig, prefix: str, weights: WeightReader) -> ExpertRouter:
+    if moe.routing is None:
+        scales = weights.read_float32(prefix + "expert_scales") if moe.has_expert_scales else None
+        linear = _build_linear(prefix + "router", weights)
+        return SoftmaxRouter(linear, moe.experts_per_token, moe.normalize, scales)
+    correction = weights.read_float32(prefix + "router_correction") if moe.routing.is_corrected else None
+    weight = weights.read_float32(prefix + "router.weight")
+    return GroupedRouter(weight, correction, moe.routing, moe.experts_per_token, moe.normalize)
+
+
+def _build_linear(name: str, weights: WeightReader, adapters: LayerAdapters | None = None) -> LinearLayer:
+    plain = read_linear(name, weights)
+    if adapters is None:
+        return plain
+    adapters.bank.add_layer(name, plain.stored)
+    return adapters.adapted(plain, name)
+
+
+def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm:
+    return Norm(weights[f"{name}.weight"], weights.get(f"{name}.bias"), config.norm)
+
+
+def _unweighted(config: DecoderConfig, layer: LayerConfig, weights: WeightReader) -> Norm:
+    ones = torch.ones(config.head_dim_of(layer), dtype=weights.dtype, device=weights.device)
+    return Norm(ones, None, config.norm)
+
+
+def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm | None:
+    return _build_norm(config, name, weights) if f"{name}.weight" in weights else None
+
+
+def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
+    """Return the scale rounded to the model's dtype."""
+    # Gemma was trained with a scale rounded to bfloat16.
+    return None if scale is None else torch.tensor(scale, dtype=dtype).item()
