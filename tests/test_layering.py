@@ -60,7 +60,8 @@ LAYERS = {
     "client": Layer("attrs trio h11 wsproto", "triolet errors"),
     # The front of a fleet: it has the listener and the sockets of the server, and no engine.
     "router": Layer(
-        "attrs trio h11 prometheus_client trio_websocket", "client server protocol core config errors"
+        "attrs trio h11 prometheus_client trio_websocket",
+        "client server protocol observability core config errors",
     ),
     "server": Layer("attrs trio msgpack", "triolet engine protocol observability ipc core config errors"),
 }

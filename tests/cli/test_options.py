@@ -128,6 +128,10 @@ def test_a_router_has_the_flags_of_a_server_that_it_honours_and_reads_their_vari
         "name",
         "--max-body-bytes",
         "9999",
+        "--max-input-bytes-per-client",
+        "99999",
+        "--max-json-values",
+        "99",
     ]
     environ = {"TRIOLET_PORT": "0", "TRIOLET_API_KEYS": "k", "TRIOLET_GRACE_PERIOD": "3"}
     ran = CliRunner(env=environ).invoke(main, ["route", "http://h:1", *flags])
@@ -137,6 +141,8 @@ def test_a_router_has_the_flags_of_a_server_that_it_honours_and_reads_their_vari
             allowed_origins=("https://a", "https://b"),
             allowed_hosts=("name",),
             max_body_bytes=9999,
+            max_input_bytes_per_client=99999,
+            max_json_values=99,
             port=0,
             grace_period=3.0,
         )

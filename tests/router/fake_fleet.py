@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ class FakeEngine:
     answer: Callable[[Asked], Answer] = lambda asked: Answer([b"{}"])
     refusal: Callable[[str | None], Answer | None] = lambda key: None
     events: Callable[[dict[str, Any]], list[Piece]] = lambda message: []
-    listing: bytes | None = None
+    listing: bytes | trio.Event | None = None
     is_there: bool = True
     asked: list[Asked] = attrs.field(factory=list)
 
@@ -135,7 +135,7 @@ class FakeEngine:
             if self.key is not None and asked.key != f"Bearer {self.key}":
                 return error_answer(401, "invalid_api_key")
             listing = json.dumps({"data": [{"id": name} for name in self.models]}).encode()
-            return Answer([self.listing or listing])
+            return Answer([listing if self.listing is None else self.listing])
         return self.answer(asked)
 
     async def _serve_websocket(self, stream: trio.abc.Stream, data: bytes) -> None:
@@ -219,7 +219,7 @@ class FakeFleet:
         self,
         method: str,
         target: str,
-        payload: Mapping[str, Any] | None = None,
+        payload: Mapping[str, Any] | Sequence[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Received:
         """Ask the router over HTTP; return the answer."""
@@ -232,10 +232,20 @@ class FakeFleet:
         received: Received,
         method: str,
         target: str,
-        payload: Mapping[str, Any] | None = None,
+        payload: Mapping[str, Any] | Sequence[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
+        client: str = "10.0.0.1",
     ) -> None:
-        """Ask the router over HTTP; the answer can be seen while it comes."""
+        """Ask the router over HTTP; the answer can be seen while it comes.
+
+        Args:
+            received: the answer.
+            method: of the request.
+            target: path and query.
+            payload: of the body; as bytes the pieces in which it comes, of which an empty one never comes.
+            headers: of the request.
+            client: address.
+        """
         path, _, query = target.partition("?")
         named = {"host": HOST, **(headers or {})}
         scope = {
@@ -244,14 +254,20 @@ class FakeFleet:
             "path": path,
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+            "client": (client, 1),
         }
-        messages = [
-            {"type": "http.request", "body": b"" if payload is None else json.dumps(payload).encode()}
+        pieces = [b""] if payload is None else payload
+        if isinstance(pieces, Mapping):
+            pieces = [json.dumps(pieces).encode()]
+        coming = [
+            {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
+            for number, piece in enumerate(pieces, 1)
         ]
+        coming.reverse()
 
         async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
+            if coming and (coming[-1]["body"] or len(pieces) == 1):
+                return coming.pop()
             await trio.sleep_forever()
             raise AssertionError
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -20,6 +22,11 @@ from tests.router.fake_fleet import (
     response_events,
     sse,
 )
+from triolet.client.address import ServerAddress
+from triolet.client.http import request
+from triolet.config.server import GatewayConfig
+from triolet.router.service import Router
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
 
 def storing(name: str) -> FakeEngine:
@@ -208,3 +215,128 @@ async def test_a_stream_that_is_not_over_at_the_end_of_the_grace_period_ends_wit
         assert 5.0 <= trio.current_time() - began_s < 10.0
         last = received.events()[-1]
         assert last.get("type") == "response.failed" or "error" in last
+
+
+class CountedPiece(bytes):
+    """Piece of a body; counts how often the lengths of all are asked for."""
+
+    num_asked = 0
+
+    def __len__(self) -> int:
+        CountedPiece.num_asked += 1
+        return super().__len__()
+
+
+async def test_a_body_in_many_pieces_is_counted_once_a_piece(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    whole = json.dumps({"prompt": "x" * 1000}).encode()
+    pieces = [CountedPiece(whole[start : start + 1]) for start in range(len(whole))]
+    CountedPiece.num_asked = 0
+    async with open_fleet(monkeypatch, engine := FakeEngine()) as fleet:
+        assert (await fleet.ask("POST", "/v1/completions", pieces)).status == 200
+    assert engine.asked[-1].body == whole
+    assert CountedPiece.num_asked <= 2 * len(pieces)
+
+
+async def test_a_body_that_stops_coming_to_a_router_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, engine := FakeEngine()) as fleet:
+        with trio.fail_after(60):
+            answer = await fleet.ask("POST", "/v1/completions", [b'{"prompt"', b""])
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert not engine.num_asked("/v1/completions")
+
+
+async def test_long_bodies_of_one_address_are_limited_together_whatever_keys_they_come_with(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    limits: dict[str, Any] = {"max_input_bytes": 300_000, "max_input_bytes_per_client": 100_000}
+    body = [b'{"prompt":"' + b"x" * 90_000, b'"}']
+    async with open_fleet(monkeypatch, FakeEngine(), **limits) as fleet:
+
+        async def ask(number: int, pieces: list[bytes], client: str = "10.0.0.1") -> Received:
+            received, key = Received(), {"authorization": f"Bearer k{number}"}
+            await fleet.ask_into(received, "POST", "/v1/completions", pieces, key, client)
+            return received
+
+        fleet.nursery.start_soon(ask, 0, [body[0], b""])
+        await trio.testing.wait_all_tasks_blocked()
+        refused = await ask(1, body)
+        assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+        assert (await ask(2, body, "10.0.0.2")).status == 200
+        assert (await ask(3, [b'{"prompt":"x"}'])).status == 200
+
+
+async def test_a_long_body_is_parsed_in_the_parse_thread_and_comes_to_the_engine_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    parsed_for = []
+
+    async def in_thread(work: Callable[[], Any], client: str) -> Any:
+        await trio.lowlevel.checkpoint()
+        parsed_for.append(client)
+        return work()
+
+    monkeypatch.setattr("triolet.router.client_request.parse_in_thread", in_thread)
+    long = b'{ "stream":true, "prompt":"' + b"x" * LONG_INPUT_BYTES + b'" }\n'
+    async with open_fleet(monkeypatch, engine := FakeEngine()) as fleet:
+        for body in (b'{"prompt":"x"}', long):
+            await fleet.ask("POST", "/v1/completions", [body])
+    assert parsed_for == ["10.0.0.1"]
+    sent = engine.asked[-1].body
+    assert sent.startswith(long[:-2]) and json.loads(sent).keys() == {"stream", "prompt", "seed"}
+
+
+async def test_a_body_of_too_many_values_reaches_no_engine(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, engine := FakeEngine(), max_json_values=10) as fleet:
+        answer = await fleet.ask("POST", "/v1/completions", {"prompt": list(range(20))})
+        assert (answer.status, answer.code) == (400, "json_too_large")
+        assert not engine.num_asked("/v1/completions")
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b'{"prompt": NaN}'])
+async def test_what_is_no_json_object_is_refused_by_the_engine(
+    body: bytes, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(answer=lambda asked: error_answer(400, "invalid_json"))
+    async with open_fleet(monkeypatch, engine) as fleet:
+        answer = await fleet.ask("POST", "/v1/completions", [body])
+    assert (answer.status, engine.asked[-1].body) == (400, body)
+
+
+async def test_responses_and_refusals_of_a_router_are_counted(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    events: list[Piece] = [sse(event) for event in response_events("resp_1", "a")]
+    engine = FakeEngine(answer=lambda asked: Answer(events, headers={"content-type": "text/event-stream"}))
+    async with open_fleet(monkeypatch, engine, max_json_values=10, max_body_bytes=1024) as fleet:
+        stream = await fleet.ask("POST", "/v1/responses", {"stream": True})
+        await fleet.ask("GET", "/v1/responses/resp_7")
+        await fleet.ask("GET", "/nowhere")
+        await fleet.ask("POST", "/v1/completions", [b" " * 1025])
+        lines = (await fleet.ask("GET", "/metrics")).body.decode().splitlines()
+        assert {
+            'triolet:router_http_responses_total{route="/v1/responses",status="200"} 2.0',
+            'triolet:router_http_responses_total{route="unmatched",status="404"} 1.0',
+            'triolet:router_http_responses_total{route="/v1/completions",status="413"} 1.0',
+            'triolet:router_gateway_rejections_total{reason="body_too_large"} 1.0',
+            "triolet:router_sse_waiting_bytes 0.0",
+        } <= set(lines)
+        [sent] = [
+            float(line.split()[1]) for line in lines if line.startswith("triolet:router_sse_sent_bytes_total")
+        ]
+        assert sent >= len(stream.body) > 0
+
+
+async def test_a_router_counts_the_connections_that_it_listens_for() -> None:
+    router = Router([ServerAddress.of("127.0.0.1:9")], GatewayConfig(port=0))
+    async with trio.open_nursery() as nursery:
+        address = ServerAddress.of(await nursery.start(router.run))
+        async with request(attrs.evolve(address, base_path=""), "/metrics") as answer:
+            lines = (await answer.body()).decode().splitlines()
+        nursery.cancel_scope.cancel()
+    assert "triolet:router_open_http_connections 1.0" in lines

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from tests.router.fake_fleet import FakeEngine, FakeFleet, Piece, error_answer, open_fleet, response_events
+from tests.router.fake_fleet import (
+    Answer,
+    Asked,
+    FakeEngine,
+    FakeFleet,
+    Piece,
+    error_answer,
+    open_fleet,
+    response_events,
+)
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
 
 async def create(socket: ClientWebSocket, **fields: Any) -> None:
@@ -182,6 +193,9 @@ async def test_a_websocket_ends_after_its_last_turn_when_the_router_drains(
         connection.drain()
         await create(socket, stream_id="b")
         assert (await next_event(socket))["error"]["code"] == "service_unavailable"
+        metrics = (await fleet.ask("GET", "/metrics")).body.decode().splitlines()
+        assert 'triolet:router_gateway_rejections_total{reason="service_unavailable"} 1.0' in metrics
+        assert "triolet:router_open_websockets 1.0" in metrics
         go_on.set()
         assert [(await next_event(socket))["type"] for _ in range(2)][-1] == "response.completed"
         with pytest.raises(ConnectionLost) as caught:
@@ -206,3 +220,97 @@ async def test_a_turn_that_is_not_over_at_the_end_of_the_grace_period_ends_with_
         with pytest.raises(ConnectionLost) as caught:
             await next_event(socket)
         assert caught.value.close_code == 1001
+
+
+@pytest.mark.parametrize(
+    ("engine_key", "keys", "names"),
+    [
+        (None, (None, None), ["10.0.0.1", "10.0.0.2"]),
+        (None, ("EMPTY", "EMPTY"), ["10.0.0.1", "10.0.0.2"]),
+        ("k", ("k", "k"), ["k", "k"]),
+    ],
+    ids=["no keys", "keys that no engine checks", "keys"],
+)
+async def test_limits_of_clients_whose_keys_no_engine_checks_count_by_address(
+    engine_key: str | None,
+    keys: tuple[str | None, ...],
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    addresses = iter(["10.0.0.1", "10.0.0.2"])
+    monkeypatch.setattr("triolet.router.service.client_address", lambda stream: next(addresses))
+    async with (
+        open_fleet(monkeypatch, FakeEngine(key=engine_key), key=engine_key) as fleet,
+        fleet.websocket(keys[0]),
+        fleet.websocket(keys[1]),
+    ):
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(one._socket.client for one in fleet.router._connections) == names
+
+
+@pytest.mark.parametrize("over", ["websocket", "http"])
+async def test_seeds_of_a_router_are_as_wide_as_an_engine_takes_them(
+    over: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    seeds: list[int] = []
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        seeds.append(message["seed"])
+        return dumped(f"resp_{len(seeds)}", "a")
+
+    def answer(asked: Asked) -> Answer:
+        seeds.append(json.loads(asked.body)["seed"])
+        return Answer([b"data: [DONE]\n\n"])
+
+    engine = FakeEngine(events=events, answer=answer)
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        for _ in range(64):
+            if over == "http":
+                await fleet.ask("POST", "/v1/completions", {"stream": True})
+            else:
+                await create(socket)
+                for _ in range(3):
+                    await next_event(socket)
+    varied = 0
+    for seed in seeds:
+        varied |= seed ^ seeds[0]
+    assert len(seeds) == 64 and varied.bit_count() >= 60
+
+
+async def test_a_message_of_too_many_values_is_refused_and_the_connection_goes_on(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(events=lambda message: dumped("resp_1", "a"))
+    async with open_fleet(monkeypatch, engine, max_json_values=20) as fleet, fleet.websocket() as socket:
+        await create(socket, metadata=dict.fromkeys(map(str, range(20)), "x"))
+        assert (await next_event(socket))["error"]["code"] == "json_too_large"
+        await create(socket)
+        assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+
+
+async def test_a_long_message_is_parsed_in_the_parse_thread(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    num_parsed = 0
+
+    async def in_thread(work: Callable[[], Any], client: str) -> Any:
+        nonlocal num_parsed
+        await trio.lowlevel.checkpoint()
+        num_parsed += 1
+        return work()
+
+    monkeypatch.setattr("triolet.router.client_request.parse_in_thread", in_thread)
+    got: list[str] = []
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        got.append(message["input"])
+        return dumped("resp_1", "a")
+
+    texts = ["x", "x" * LONG_INPUT_BYTES]
+    async with open_fleet(monkeypatch, FakeEngine(events=events)) as fleet, fleet.websocket() as socket:
+        for text in texts:
+            await create(socket, input=text)
+            for _ in range(3):
+                await next_event(socket)
+    assert (got, num_parsed) == (texts, 1)

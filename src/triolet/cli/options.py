@@ -51,8 +51,9 @@ SERVER_DEFAULTS: Final = {"runner": "process"}
 # Fields of the server that a router honours as well.
 ROUTER_FIELDS: Final = (
     "host", "port", "certfile", "keyfile", "allowed_origins", "allowed_hosts", "max_connections",
-    "max_connections_per_address", "max_body_bytes", "max_message_bytes", "handshake_timeout", "ping_interval",
-    "write_timeout", "close_timeout", "grace_period", "metrics_prefix",
+    "max_connections_per_address", "max_body_bytes", "max_message_bytes", "max_input_bytes",
+    "max_input_bytes_per_client", "max_json_values", "max_json_members", "max_json_depth", "handshake_timeout",
+    "ping_interval", "write_timeout", "close_timeout", "grace_period", "metrics_prefix",
 )  # fmt: skip
 # Fields of both configurations; the flag is the engine's, and the server takes its value.
 SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()

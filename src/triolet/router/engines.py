@@ -95,6 +95,11 @@ class Engines:
         """Engines that get new requests."""
         return tuple(engine for engine in self.all if engine.state is EngineState.UP)
 
+    @property
+    def check_keys(self) -> bool:
+        """True if clients need a key: the router has one for them, or an engine keeps its models from it."""
+        return any(one.address.api_key is not None or one.models == frozenset() for one in self.all)
+
     async def run(self) -> None:
         """Watch the engines until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -19,24 +19,30 @@ import trio
 
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import RECEIVE_BYTES, connect, reason_of
+from triolet.config.server import GatewayConfig
+from triolet.errors import ResourceShortage
+from triolet.observability.prometheus import CONTENT_TYPE, UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access, preflight_headers
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
+from triolet.router.client_request import new_seed, parsed_request, with_field
+from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
 from triolet.router.refusals import events_moved, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
+from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.ids import request_id_of
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
+from triolet.server.transport.input_limits import json_limits
+from triolet.server.transport.request_body import ClientDisconnected, Receive, read_body
 
 # Routes of the engines that a client of the fleet may use; all others are for the operator of one engine.
 PREFIXES: Final = (
     "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score",
     "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/version",
 )  # fmt: skip
+HEALTH_PATHS: Final = ("/health", "/ping", "/health/ready")
 CHUNKED: Final = ("/v1/chat/completions", "/v1/completions")
 SEEDED: Final = (*CHUNKED, "/v1/responses")
 # Headers that are about one connection, and not about the request or the answer.
@@ -72,6 +78,7 @@ class ClientRequest:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     payload: Mapping[str, Any]  # the body, if it is a JSON object; else empty
+    prompt: str  # its text, for the choice of an engine
 
     @property
     def path(self) -> str:
@@ -92,13 +99,6 @@ class ClientRequest:
         return self.path.split("/")[3] if self.path.startswith("/v1/responses/") else None
 
     @property
-    def text(self) -> str:
-        """Text of the prompt, for the choice of an engine."""
-        names = ("instructions", "messages", "prompt", "input")
-        values = [self.payload[name] for name in names if self.payload.get(name)]
-        return "".join(one if isinstance(one, str) else json.dumps(one) for one in values)
-
-    @property
     def key(self) -> str:
         """Authorization of the client; empty without one."""
         return next(
@@ -113,8 +113,9 @@ class RouterApp:
         engines: the fleet.
         homes: of all clients' responses.
         access: rules for hosts and web pages; keys are the engines'.
-        max_body_bytes: longest body.
-        metrics: text of the router's own metrics.
+        config: the limits on bodies.
+        budget: memory for bodies and messages that are being read.
+        metrics: of the router.
     """
 
     def __init__(
@@ -122,11 +123,13 @@ class RouterApp:
         engines: Engines,
         homes: Homes,
         access: Access,
-        max_body_bytes: int,
-        metrics: Callable[[], bytes],
+        config: GatewayConfig,
+        budget: InputBudget,
+        metrics: GatewayMetrics,
     ) -> None:
         self._engines, self._homes, self._access = engines, homes, access
-        self._max_body_bytes, self._metrics = max_body_bytes, metrics
+        self._config, self._json_limits = config, json_limits(config)
+        self._budget, self._metrics = budget, metrics
         self.is_draining = False  # True: new requests are refused
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -140,68 +143,63 @@ class RouterApp:
             "x-request-id": request_id_of(headers.get("x-request-id")),
             **self._access.cross_origin_headers(origin, host),
         }
-        send = _with_headers(send, more)
+        response = ClientResponse(send, more, self._metrics)
         try:
             self._access.check_host(host)
             self._access.check_origin(origin, host)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 preflight = preflight_headers(headers.get("access-control-request-headers"))
-                await _send(send, 204, preflight, b"")
+                await response.send_whole(204, preflight, b"")
             else:
-                await self._answer(scope, receive, send, more["x-request-id"])
-        except WireError as error:
+                await self._answer(scope, receive, response, more["x-request-id"])
+        except ClientDisconnected:
+            pass  # no response can be sent
+        except (WireError, ResourceShortage) as raised:
+            error = of_exception(raised)
+            self._metrics.note_error(error.status, error.code)
             # The next attempt must reach another server.
             closing = {"connection": "close"} if self.is_draining else {}
-            await _send_json(send, error.status, {"error": error.body()}, {**error.headers, **closing})
+            await response.send_json(error.status, {"error": error.body()}, {**error.headers, **closing})
+        finally:
+            self._metrics.note_response(_route_of(scope["path"]), response.status)
 
-    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send, request_id: str) -> None:
+    async def _answer(
+        self, scope: Mapping[str, Any], receive: Receive, response: ClientResponse, request_id: str
+    ) -> None:
         path = scope["path"]
         if self.is_draining and path != "/metrics":
             raise shutting_down()
-        if path in ("/health", "/ping", "/health/ready"):
+        if path in HEALTH_PATHS:
             if not self._engines.up:
                 raise unavailable("No engine is ready.")
-            await _send_json(
-                send, 200, {"status": "ok", "engines": [_facts(one) for one in self._engines.all]}
-            )
+            engines = [_facts(one) for one in self._engines.all]
+            await response.send_json(200, {"status": "ok", "engines": engines})
         elif path == "/metrics":
-            kind = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
-            await _send(send, 200, kind, self._metrics())
-        elif any(path == prefix or path.startswith(f"{prefix}/") for prefix in PREFIXES):
+            await response.send_whole(200, {"content-type": CONTENT_TYPE}, self._metrics.render())
+        elif _route_of(path) is not UNMATCHED:
             request = await self._request(scope, receive, request_id)
-            await self._until_it_disconnects(request, receive, send)
+            await self._until_it_disconnects(request, receive, response.send)
         else:
             message = f"A router has no {path}: ask the engine itself."
             raise WireError(message, code="not_found", status=404, type="invalid_request_error")
 
     async def _request(self, scope: Mapping[str, Any], receive: Receive, request_id: str) -> ClientRequest:
-        pieces: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise trio.BrokenResourceError("the client has disconnected")
-            pieces.append(message.get("body", b""))
-            more = message.get("more_body", False)
-            if sum(map(len, pieces)) > self._max_body_bytes:
-                message_text = f"A body must have at most {self._max_body_bytes} bytes."
-                raise WireError(message_text, code="body_too_large", status=413, type="invalid_request_error")
-        body, query = b"".join(pieces), scope.get("query_string", b"").decode("latin-1")
-        try:
-            payload = json.loads(body) if body else {}
-        except (ValueError, RecursionError):
-            payload = {}
+        # A key is judged by the engine alone, so that any name may stand there: the address counts.
+        client = (scope.get("client") or ("",))[0]
+        with self._budget.reservation(client) as reservation:
+            body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
+            is_read = scope["method"] == "POST"
+            parsed = await parsed_request(body if is_read else b"", self._json_limits, client)
+        query = scope.get("query_string", b"").decode("latin-1")
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
             (b"x-request-id", request_id.encode()),
         )
         target = scope["path"] + (f"?{query}" if query else "")
-        if not isinstance(payload, dict):
-            payload = {}
+        payload = parsed.fields
         if payload.get("stream") is True and payload.get("seed") is None and scope["path"] in SEEDED:
-            payload["seed"] = secrets.randbits(62)  # the same for each engine that computes it
-            body = json.dumps(payload).encode()
-        return ClientRequest(scope["method"], target, headers, body, payload)
+            body = with_field(body, "seed", new_seed())
+        return ClientRequest(scope["method"], target, headers, body, payload, parsed.prompt)
 
     async def _until_it_disconnects(self, request: ClientRequest, receive: Receive, send: Send) -> None:
         failure: Exception | None = None
@@ -231,7 +229,9 @@ class RouterApp:
             ):
                 break
             name = secrets.token_hex(8)
-            engine = home.engine if home is not None else self._engines.place(name, request.text, request.key)
+            engine = (
+                home.engine if home is not None else self._engines.place(name, request.prompt, request.key)
+            )
             if engine is None:
                 continue
             if attempt:
@@ -440,6 +440,14 @@ class _Follower:
         return f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
 
 
+def _route_of(path: str) -> str:
+    """Return the route of a path without what clients make up; `UNMATCHED` if a router has none."""
+    if path in (*HEALTH_PATHS, "/metrics"):
+        return path
+    prefixes = (prefix for prefix in PREFIXES if path == prefix or path.startswith(f"{prefix}/"))
+    return next(prefixes, UNMATCHED)
+
+
 def _follower(request: ClientRequest) -> _Follower | None:
     if not request.is_stream:
         return None
@@ -452,7 +460,7 @@ def _body(request: ClientRequest, home: Home | None) -> bytes:
     """Return the body for an engine, with the ids that it knows."""
     if home is None or not request.payload.get("previous_response_id"):
         return request.body
-    return json.dumps({**request.payload, "previous_response_id": home.response_id}).encode()
+    return with_field(request.body, "previous_response_id", home.response_id)
 
 
 def _target(request: ClientRequest, home: Home | None) -> str:
@@ -522,37 +530,3 @@ def _facts(engine: RoutedEngine) -> dict[str, Any]:
         "requests": len(engine.scopes),
         "requests_total": engine.num_requests,
     }
-
-
-def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return a `send` whose answer has these headers, in place of those of the same names."""
-
-    async def send_with(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            kept = [
-                (name, value)
-                for name, value in message["headers"]
-                if name.lower().decode("latin-1") not in headers
-            ]
-            message = {**message, "headers": [*kept, *_encoded(headers.items())]}
-        await send(message)
-
-    return send_with
-
-
-def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
-async def _send_json(
-    send: Send, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> None:
-    all_headers = {"content-type": "application/json", **(headers or {})}
-    await _send(send, status, all_headers, json.dumps(value).encode())
-
-
-async def _send(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
-    length = {} if status == 204 else {"content-length": str(len(body))}
-    encoded = _encoded({**headers, **length}.items())
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body, "more_body": False})

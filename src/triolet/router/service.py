@@ -13,12 +13,13 @@ from functools import partial
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import Counter, Gauge
 from trio_websocket import ConnectionClosed
 
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, get_json
 from triolet.config.server import GatewayConfig
+from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.session import shutting_down
@@ -26,11 +27,12 @@ from triolet.router.engines import Engines, RoutedEngine
 from triolet.router.http import RouterApp
 from triolet.router.refusals import passed_on, unavailable
 from triolet.router.websocket import Homes, RoutedConnection
-from triolet.server.transport.client_stream import InputBudget
+from triolet.server.transport.client_stream import client_address
 from triolet.server.transport.ids import request_id_of
+from triolet.server.transport.input_limits import input_budget, json_limits, socket_limits
 from triolet.server.transport.listener import WEBSOCKET_PATH, Listener
 from triolet.server.transport.shutdown import drain_deadlines
-from triolet.server.transport.websocket import PING, Handshake, ServerSocket, SocketLimits
+from triolet.server.transport.websocket import NO_CLOSE_FRAME, PING, Handshake, ServerSocket
 
 log = logging.getLogger("triolet.router")
 
@@ -46,8 +48,13 @@ class Router:
     def __init__(self, addresses: Sequence[ServerAddress], config: GatewayConfig) -> None:
         self.config = config
         self.engines, self._homes = Engines(addresses), Homes()
-        self._registry = CollectorRegistry()
-        self._set_up_metrics()
+        self._connections: set[RoutedConnection] = set()
+        self._metrics = GatewayMetrics(
+            f"{config.metrics_prefix}router_",
+            lambda: len(self._connections),
+            lambda: sum(one.num_waiting_bytes for one in self._connections),
+        )
+        self._add_engine_metrics()
         # A router with a key has engines with keys, and a page that is bound to a foreign name has none.
         keys = {one.api_key for one in addresses if one.api_key is not None}
         self._access = Access(
@@ -56,26 +63,13 @@ class Router:
             allowed_origins=config.allowed_origins,
             allowed_hosts=config.allowed_hosts,
         )
-        self._connections: set[RoutedConnection] = set()
-        self._app = RouterApp(
-            self.engines,
-            self._homes,
-            self._access,
-            config.max_body_bytes,
-            lambda: generate_latest(self._registry),
-        )
-        self._listener = Listener(config, self._app, self.serve_websocket)
-        self._budget = InputBudget(config.max_input_bytes, config.max_input_bytes_per_client)
-        self._limits = SocketLimits(
-            max_message_bytes=config.max_message_bytes,
-            max_message_fragments=config.max_message_fragments,
-            max_frames_per_second=config.max_frames_per_second,
-            max_pings_per_second=config.max_pings_per_second,
-            close_timeout=config.close_timeout,
-        )
+        self._budget = input_budget(config)
+        self._app = RouterApp(self.engines, self._homes, self._access, config, self._budget, self._metrics)
+        self._listener = Listener(config, self._app, self.serve_websocket, self._metrics)
+        self._limits, self._json_limits = socket_limits(config), json_limits(config)
 
-    def _set_up_metrics(self) -> None:
-        prefix = f"{self.config.metrics_prefix}router_"
+    def _add_engine_metrics(self) -> None:
+        prefix, registry = f"{self.config.metrics_prefix}router_", self._metrics.registry
         engines = self.engines
         measured: tuple[tuple[str, str, Callable[[RoutedEngine], float]], ...] = (
             ("engine_up", "Whether an engine gets new requests.", lambda one: one in engines.up),
@@ -86,16 +80,13 @@ class Router:
             ),
         )
         for name, text, value_of in measured:
-            gauge = Gauge(prefix + name, text, ["engine"], registry=self._registry)
+            gauge = Gauge(prefix + name, text, ["engine"], registry=registry)
             for engine in engines.all:
                 gauge.labels(engine=str(engine.address)).set_function(partial(value_of, engine))
-        Gauge(prefix + "open_websockets", "Open WebSockets.", registry=self._registry).set_function(
-            lambda: len(self._connections)
+        moved = Counter(
+            prefix + "moved_requests", "Requests that went on at another engine.", registry=registry
         )
-        self._moved = Counter(
-            prefix + "moved_requests", "Requests that went on at another engine.", registry=self._registry
-        )
-        engines.on_move = self._moved.inc
+        engines.on_move = moved.inc
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; report the URL through `task_status`.
@@ -129,7 +120,9 @@ class Router:
                 handshake = await socket.handshake()
             if handshake is not None and await self._is_accepted(handshake):
                 key = (handshake.authorization or "").removeprefix("Bearer ") or None
-                socket.use_budget(self._budget, key or "")
+                # Engines that check no keys let clients call themselves anything, and many of them alike.
+                name = key if self.engines.check_keys else None
+                socket.use_budget(self._budget, name or client_address(stream))
                 await self._serve_session(socket, key)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -151,8 +144,12 @@ class Router:
             await self._check_key((handshake.authorization or "").removeprefix("Bearer ") or None)
         except WireError as error:
             request_id = request_id_of(handshake.header("x-request-id"))
+            self._metrics.note_error(error.status, error.code)
+            is_route = handshake.path == WEBSOCKET_PATH
+            self._metrics.note_response(WEBSOCKET_PATH if is_route else UNMATCHED, error.status)
             await handshake.refuse(error, {"x-request-id": request_id})
             return False
+        self._metrics.note_response(WEBSOCKET_PATH, 101)
         await handshake.accept()
         return True
 
@@ -174,7 +171,9 @@ class Router:
 
     async def _serve_session(self, socket: ServerSocket, key: str | None) -> None:
         """Run the session beside what reads the socket and asks whether the client is there."""
-        connection = RoutedConnection(socket, self.engines, self._homes, key)
+        connection = RoutedConnection(
+            socket, self.engines, self._homes, key, self._json_limits, self._metrics.note_error
+        )
         self._connections.add(connection)
         if self._app.is_draining:  # began during the handshake
             connection.drain()
@@ -186,6 +185,7 @@ class Router:
                 nursery.cancel_scope.cancel()
         finally:
             self._connections.discard(connection)
+            self._metrics.note_close(NO_CLOSE_FRAME if socket.closed is None else socket.closed.code)
 
     async def _ping(
         self, socket: ServerSocket, connection: RoutedConnection, scope: trio.CancelScope

@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -27,9 +27,11 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
-from triolet.protocol.errors import WireError
-from triolet.protocol.json import encode
+from triolet.errors import ResourceShortage
+from triolet.protocol.errors import WireError, of_exception
+from triolet.protocol.json import JsonLimits, encode
 from triolet.protocol.responses.session import shutting_down
+from triolet.router.client_request import new_seed, parsed_request, with_field
 from triolet.router.continuation import TERMINAL_TYPES, Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
 from triolet.router.refusals import events_moved, passed_on, refusal_of_frames, unavailable
@@ -82,12 +84,14 @@ class RoutedTurn:
 
     text: str  # the message
     payload: Mapping[str, Any]  # empty if it is no JSON object
+    prompt: str  # its text, for the choice of an engine
     stream_id: str | None
     request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher
+    seed: int = attrs.field(factory=new_seed)  # if the client gives none
     sent: SentEvents = attrs.field(factory=SentEvents)
     continuation: Continuation | None = None
     upstream: ClientWebSocket | None = None
-    controls: list[dict[str, Any]] = attrs.field(factory=list)  # messages about it, for the next engine
+    controls: list[Mapping[str, Any]] = attrs.field(factory=list)  # messages about it, for the next engine
     noted: str | None = None  # id of the response at the engine that the router knows it to be at
     is_bound: bool = False  # to its engine
     num_responses: int = 1  # that are to end before the turn does: each steering adds one
@@ -106,15 +110,31 @@ class RoutedConnection:
         engines: the fleet.
         homes: of all clients' responses.
         api_key: of the client, which the engines check; None without one.
+        limits: on the shape of messages.
+        on_error: told of status and code of each error that the client gets.
     """
 
-    def __init__(self, socket: ServerSocket, engines: Engines, homes: Homes, api_key: str | None) -> None:
+    def __init__(
+        self,
+        socket: ServerSocket,
+        engines: Engines,
+        homes: Homes,
+        api_key: str | None,
+        limits: JsonLimits,
+        on_error: Callable[[int, str], None],
+    ) -> None:
         self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
+        self._limits, self._on_error = limits, on_error
         self._send_queue = SendQueue()
         self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
         self._num_queued = 0
         self._is_draining = False
         self._nursery: trio.Nursery | None = None
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of events that wait to be sent."""
+        return self._send_queue.num_bytes
 
     async def run(self) -> None:
         """Serve until the connection ends; leaving it aborts all responses."""
@@ -144,8 +164,8 @@ class RoutedConnection:
             raw = await self._socket.get_message()
             await self._send_queue.wait_for_reply_room()
             await self._socket.take_turn()
-            self._socket.message_taken()
             await self._receive(raw if isinstance(raw, str) else raw.decode("utf-8", "replace"))
+            self._socket.message_taken()
 
     async def _write(self) -> None:
         while texts := await self._send_queue.take():
@@ -156,17 +176,19 @@ class RoutedConnection:
 
     async def _receive(self, text: str) -> None:
         try:
-            payload = json.loads(text)
-        except (ValueError, RecursionError):
-            payload = None
-        if not isinstance(payload, dict):
-            payload = {}
+            parsed = await parsed_request(text, self._limits, self._socket.client)
+        except (WireError, ResourceShortage) as error:
+            self._tell_error(None, of_exception(error))
+            return
+        payload = parsed.fields
         is_control = payload.get("type") in ("response.cancel", "response.steer")
         if is_control and (turn := self._turn_of(payload)) is not None:
             await self._control(turn, payload)
             return
         stream_id = payload.get("stream_id")
-        self._queue(RoutedTurn(text, payload, stream_id if isinstance(stream_id, str) else None))
+        self._queue(
+            RoutedTurn(text, payload, parsed.prompt, stream_id if isinstance(stream_id, str) else None)
+        )
 
     def _turn_of(self, payload: Mapping[str, Any]) -> RoutedTurn | None:
         """Return the present turn that a message is about."""
@@ -179,7 +201,7 @@ class RoutedConnection:
                 return turns[0]
         return None
 
-    async def _control(self, turn: RoutedTurn, payload: dict[str, Any]) -> None:
+    async def _control(self, turn: RoutedTurn, payload: Mapping[str, Any]) -> None:
         if payload["type"] == "response.steer":
             turn.is_bound = True
             turn.num_responses += 1
@@ -190,14 +212,13 @@ class RoutedConnection:
 
     def _queue(self, turn: RoutedTurn) -> None:
         if self._is_draining:
-            self._tell_error(turn, shutting_down())
+            self._tell_error(turn.stream_id, shutting_down())
             return
         lane = self._lanes.get(turn.stream_id)
         if self._num_queued >= MAX_QUEUED or (lane is None and len(self._lanes) >= MAX_LANES):
             message = f"A connection can have {MAX_QUEUED} responses in {MAX_LANES} lanes."
-            self._tell_error(
-                turn, WireError(message, code="rate_limit_exceeded", status=429, type="rate_limit_error")
-            )
+            error = WireError(message, code="rate_limit_exceeded", status=429, type="rate_limit_error")
+            self._tell_error(turn.stream_id, error)
             return
         self._num_queued += 1
         if lane is None:
@@ -228,12 +249,12 @@ class RoutedConnection:
             ):
                 break
             if home is not None and home.is_moved and turn.payload.get("type") == "response.resume":
-                self._tell_error(turn, events_moved())
+                self._tell_error(turn.stream_id, events_moved())
                 return
             engine = (
                 home.engine
                 if home is not None
-                else self._engines.place(turn.request_id, _text_of(turn), self._api_key or "")
+                else self._engines.place(turn.request_id, turn.prompt, self._api_key or "")
             )
             if engine is None:
                 continue
@@ -332,32 +353,30 @@ class RoutedConnection:
     def _refuse(self, turn: RoutedTurn, error: WireError) -> None:
         """End a turn with an error: in an event of its response, if that has begun."""
         if turn.sent.response is None:
-            self._tell_error(turn, error)
+            self._tell_error(turn.stream_id, error)
             return
         event = turn.sent.failure("server_error", error.message)
         self._send_queue.put(
             encode(event if turn.stream_id is None else {**event, "stream_id": turn.stream_id})
         )
 
-    def _tell_error(self, turn: RoutedTurn, error: WireError) -> None:
-        self._send_queue.put(encode(error.event(turn.stream_id)))
+    def _tell_error(self, stream_id: str | None, error: WireError) -> None:
+        self._on_error(error.status, error.code)
+        self._send_queue.put(encode(error.event(stream_id)))
 
 
 def _message(turn: RoutedTurn, home: Home | None) -> str:
     """Return the message for an engine: with the ids that it knows, and a seed."""
-    if not turn.payload:
-        return turn.text
-    payload = dict(turn.payload)
+    kind = turn.payload.get("type")
     if home is not None:
-        name = "response_id" if payload.get("type") == "response.resume" else "previous_response_id"
-        payload[name] = home.response_id
-    elif payload.get("type") == "response.create" and payload.get("seed") is None:
-        # The same for each engine that computes it.
-        payload["seed"] = int.from_bytes(turn.request_id.encode()[:6], "big")
-    return json.dumps(payload)
+        name = "response_id" if kind == "response.resume" else "previous_response_id"
+        return with_field(turn.text.encode(), name, home.response_id).decode()
+    if kind == "response.create" and turn.payload.get("seed") is None:
+        return with_field(turn.text.encode(), "seed", turn.seed).decode()
+    return turn.text
 
 
-async def _send_control(turn: RoutedTurn, payload: dict[str, Any]) -> None:
+async def _send_control(turn: RoutedTurn, payload: Mapping[str, Any]) -> None:
     """Send a message about a turn to its engine, with the id that this one knows."""
     assert turn.upstream is not None
     known = dict(payload)
@@ -369,12 +388,6 @@ async def _send_control(turn: RoutedTurn, payload: dict[str, Any]) -> None:
         await turn.upstream.send(json.dumps(known))
     except ConnectionLost:
         return  # the task that reads from it moves the turn
-
-
-def _text_of(turn: RoutedTurn) -> str:
-    """Return the text of a prompt, for the choice of an engine."""
-    pieces = [turn.payload.get("instructions"), turn.payload.get("input")]
-    return "".join(one if isinstance(one, str) else json.dumps(one) for one in pieces if one)
 
 
 def _is_shutting_down(event: Event) -> bool:

@@ -17,7 +17,6 @@ from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError, model_not_found
-from triolet.protocol.json import JsonLimits
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import Message
@@ -26,7 +25,6 @@ from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
 from triolet.server.responses.vendor_events import vendor_events
-from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.ids import new_id
 
 EmitEvents = Callable[[Sequence[Event]], None]
@@ -171,20 +169,6 @@ def responses_context(
         local_budget=StoreBudget(config.max_connection_stored_bytes),
         saves_snapshot=config.snapshot is not None or config.journal is not None,
     )
-
-
-def json_limits(config: GatewayConfig) -> JsonLimits:
-    """Return the limits on the shape of bodies and messages."""
-    return JsonLimits(
-        max_values=config.max_json_values,
-        max_members=config.max_json_members,
-        max_depth=config.max_json_depth,
-    )
-
-
-def input_budget(config: GatewayConfig) -> InputBudget:
-    """Return the budget for bodies and messages that are being read."""
-    return InputBudget(config.max_input_bytes, config.max_input_bytes_per_client)
 
 
 def access_to(engine: Engine, config: GatewayConfig) -> Access:

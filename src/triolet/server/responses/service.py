@@ -59,18 +59,16 @@ from triolet.server.responses.generate import (
     WaitForRoom,
     access_to,
     adapter_names,
-    input_budget,
-    json_limits,
     over_limit,
     responses_context,
 )
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
-from triolet.server.transport.client_stream import ClientStream, address_of
+from triolet.server.transport.client_stream import ClientStream, client_address
+from triolet.server.transport.input_limits import input_budget, json_limits, socket_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
-from triolet.server.transport.websocket import PING, Handshake, SendQueue, ServerSocket, SocketLimits
+from triolet.server.transport.websocket import NO_CLOSE_FRAME, PING, Handshake, SendQueue, ServerSocket
 
 FAILED, SLOW = 1011, 1013
-NO_CLOSE_FRAME = 1006
 
 PlanOf = Callable[[CreateResponse], SamplingPlan]
 """Returns the sampling parameters and the tool plan of a request."""
@@ -328,13 +326,7 @@ class ResponsesService:
             self.models = ModelHost(models, config, self._context_of)
             self.context = self.models.added_to(self.context)
             nursery.start_soon(self.models.run, nursery)
-        self._limits = SocketLimits(
-            max_message_bytes=config.max_message_bytes,
-            max_message_fragments=config.max_message_fragments,
-            max_frames_per_second=config.max_frames_per_second,
-            max_pings_per_second=config.max_pings_per_second,
-            close_timeout=config.close_timeout,
-        )
+        self._limits = socket_limits(config)
         self._connections: set[ResponsesConnection] = set()
         self._connections_by_key: Counter[str] = Counter()
         self.active_per_key = ActivePerKey(config.max_active_per_key)
@@ -374,7 +366,7 @@ class ResponsesService:
             with trio.move_on_after(self.config.handshake_timeout):
                 handshake = await socket.handshake()
             if handshake is not None and (owner := await self._handshake(handshake)) is not None:
-                socket.use_budget(self.input_budget, owner.name or _address_of(stream))
+                socket.use_budget(self.input_budget, owner.name or client_address(stream))
                 await self._serve_session(socket, owner.name)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -571,15 +563,6 @@ async def open_gateway(
     async with trio.open_nursery() as nursery:
         yield ResponsesService(engine, config or GatewayConfig(), nursery, models)
         nursery.cancel_scope.cancel()
-
-
-def _address_of(stream: trio.abc.Stream) -> str:
-    if not isinstance(stream, ClientStream):
-        return ""
-    try:
-        return address_of(stream.socket)
-    except OSError:
-        return ""  # disconnected already
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.json import prepare_to_structure
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.server.models.routing import ModelMiddleware, list_resident, stop_model
-from triolet.server.responses.generate import ActiveResponses, input_budget, responses_context
+from triolet.server.responses.generate import ActiveResponses, responses_context
 from triolet.server.responses.service import ResponsesService
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.chat_completions import chat_completions
@@ -62,6 +62,7 @@ from triolet.server.routes.responses import (
     responses,
 )
 from triolet.server.routes.tokenize import detokenize, tokenize
+from triolet.server.transport.input_limits import input_budget
 
 
 def create_app(

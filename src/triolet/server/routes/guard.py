@@ -19,8 +19,8 @@ from triolet.protocol.errors import WireError
 from triolet.protocol.responses.session import shutting_down
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
-from triolet.server.routes.request_body import ClientDisconnected
 from triolet.server.transport.ids import request_id_of
+from triolet.server.transport.request_body import ClientDisconnected
 
 # No key is needed for these: load balancers and Prometheus send none, and the page asks the user for one.
 OPEN_PATHS = frozenset(("/", "/health", "/health/ready", "/ping", "/metrics", "/version"))

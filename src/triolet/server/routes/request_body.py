@@ -1,4 +1,4 @@
-"""Read request bodies within their limits, and cancel work when the client disconnects."""
+"""Read request bodies as what they must be, and cancel work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ import trio
 from starlette.requests import Request
 from starlette.types import Receive
 
-from triolet.protocol.errors import WireError
 from triolet.protocol.json import parse_object
-from triolet.server.responses.generate import json_limits
 from triolet.server.routes.app_context import client_of, context_of
-from triolet.server.transport.client_stream import InputReservation
+from triolet.server.transport.input_limits import json_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
-
-BODY_GAP_S = 20.0  # from one piece of a body to the next
-BODY_TIMEOUT_S = 120.0  # for all of it: 4 MiB at a third of a megabit a second
+from triolet.server.transport.request_body import ClientDisconnected, read_body
 
 T = TypeVar("T")
-
-
-class ClientDisconnected(Exception):
-    """The client has disconnected: no response can be sent."""
 
 
 async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) -> T:
@@ -34,7 +26,7 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         structure: makes of the object what is wanted; of a long one in another thread.
     Raises:
         WireError: it is no such thing, it is too long, or it takes too long to come.
-        Gone: the client went before its end.
+        ClientDisconnected: the client went before its end.
     """
     state = request.scope["state"]
     if (payload := state.pop("payload", None)) is not None:
@@ -45,43 +37,14 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
     context = context_of(request)
     limits = json_limits(context.config)
     with context.input_budget.reservation(client_of(request)) as reservation:
-        body = await _read(request, context.config.max_body_bytes, reservation)
+        body = await read_body(
+            request.receive, request.headers.raw, context.config.max_body_bytes, reservation
+        )
         state["body_bytes"] = len(body)
         # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
         return await parse_in_thread(lambda: structure(parse_object(body, limits)), client_of(request))
-
-
-async def _read(request: Request, max_bytes: int, reservation: InputReservation) -> bytes:
-    length = request.headers.get("content-length", "")
-    # Refused before any of it is read.
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
-        raise _too_long(max_bytes)
-    body = bytearray()
-    is_whole = False
-    deadline_s = trio.current_time() + BODY_TIMEOUT_S
-    while not is_whole:
-        with trio.move_on_at(min(deadline_s, trio.current_time() + BODY_GAP_S)) as timeout:
-            message = await request.receive()
-        if timeout.cancelled_caught:
-            raise WireError(
-                f"The body must not stop coming for {BODY_GAP_S:g} s.",
-                code="request_timeout",
-                status=408,
-            )
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        body += message.get("body", b"")
-        is_whole = not message.get("more_body", False)
-        if len(body) > max_bytes:
-            raise _too_long(max_bytes)
-        reservation.grow_to(len(body))
-    return bytes(body)
-
-
-def _too_long(max_bytes: int) -> WireError:
-    return WireError(f"The body must be at most {max_bytes} bytes.", code="body_too_large", status=413)
 
 
 async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
@@ -91,7 +54,7 @@ async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]
         receive: of the ASGI request, after its body has been read.
         work: what is cancelled.
     Raises:
-        Gone: the client went.
+        ClientDisconnected: the client went.
     """
     done: list[T] = []
     failed: list[Exception] = []

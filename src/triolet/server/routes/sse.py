@@ -16,7 +16,8 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import encode
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import log_failure
-from triolet.server.routes.request_body import ClientDisconnected, cancel_on_disconnect
+from triolet.server.routes.request_body import cancel_on_disconnect
+from triolet.server.transport.request_body import ClientDisconnected
 
 KEEP_ALIVE_S = 15.0  # below the idle limit of every proxy
 HEADERS = [

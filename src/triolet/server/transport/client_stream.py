@@ -144,6 +144,16 @@ class ClientStream(trio.abc.HalfCloseableStream):
         await self._transport.aclose()
 
 
+def client_address(stream: trio.abc.Stream) -> str:
+    """Return the address of the client of a stream; empty if it has none, or has disconnected already."""
+    if not isinstance(stream, ClientStream):
+        return ""
+    try:
+        return address_of(stream.socket)
+    except OSError:
+        return ""
+
+
 # An ordinary request costs the budget nothing, and so it is never refused for the long ones of others.
 FREE_BYTES: Final = 2**14
 

@@ -42,6 +42,7 @@ MAX_HEAD_BYTES = 2**15
 MAX_REASON_BYTES = 123  # of a close frame
 PING: Final = "\0ping"  # no message begins like this
 POLICY_VIOLATION, TOO_BIG, TRY_AGAIN_LATER = 1008, 1009, 1013
+NO_CLOSE_FRAME: Final = 1006  # stands for the close code of a connection that ended without one
 MAX_WORK_S: Final = 0.0005  # of the reader in one turn
 MAX_PARTS: Final = (
     256  # received parts of a message before they are joined: a part of one character takes 70 bytes

@@ -1,0 +1,76 @@
+"""What a router reads of a client's request, and what it changes in it before an engine gets it.
+
+A long request is parsed in the parse thread, within the limits of JSON, and is never encoded again: a field that an
+engine must have otherwise is appended.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from triolet.protocol.errors import WireError
+from triolet.protocol.json import JsonLimits, between_windows, parse_object
+from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
+
+PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")
+ITEMS_AT_ONCE: Final = 16  # of a list that is encoded
+
+
+@attrs.frozen
+class ParsedRequest:
+    """Fields of a request, and the text of its prompt."""
+
+    fields: Mapping[str, Any] = attrs.field(factory=dict)  # empty if it is no JSON object
+    prompt: str = ""  # for the choice of an engine
+
+
+async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str) -> ParsedRequest:
+    """Parse a body or a message; a long one in the parse thread.
+
+    Args:
+        raw: the text; what is no JSON object has no fields here, and is refused by the engine that gets it.
+        limits: on its shape.
+        client: API key or address; takes the turns of the parse thread.
+    Raises:
+        WireError: `json_too_large`.
+        ResourceShortage: no thread can be started now.
+    """
+    if len(raw) < LONG_INPUT_BYTES:
+        return _parsed(raw, limits)
+    return await parse_in_thread(lambda: _parsed(raw, limits), client)
+
+
+def _parsed(raw: str | bytes, limits: JsonLimits) -> ParsedRequest:
+    try:
+        fields = parse_object(raw, limits)
+    except WireError as error:
+        if error.code == "json_too_large":
+            raise
+        return ParsedRequest()
+    return ParsedRequest(fields, "".join(_prompt_pieces(fields)))
+
+
+def _prompt_pieces(fields: Mapping[str, Any]) -> Iterator[str]:
+    give_way = between_windows.get()
+    for value in filter(None, map(fields.get, PROMPT_FIELDS)):
+        if isinstance(value, list):
+            for start in range(0, len(value), ITEMS_AT_ONCE):
+                give_way()
+                yield json.dumps(value[start : start + ITEMS_AT_ONCE])
+        else:
+            yield value if isinstance(value, str) else json.dumps(value)
+
+
+def with_field(raw: bytes, name: str, value: str | int) -> bytes:
+    """Return a JSON object that has fields with one more, which counts in place of an earlier one of its name."""
+    return b"%s,%s}" % (raw.rstrip().removesuffix(b"}"), json.dumps({name: value})[1:-1].encode())
+
+
+def new_seed() -> int:
+    """Return a seed for a request without one: the same for all engines that compute it, and for no other request."""
+    return secrets.randbits(62)

@@ -1,0 +1,68 @@
+"""Bodies of HTTP requests: read piece by piece, within their limits of length, time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
+
+import trio
+
+from triolet.protocol.errors import WireError
+from triolet.server.transport.client_stream import InputReservation
+
+BODY_GAP_S: Final = 20.0  # from one piece of a body to the next
+BODY_TIMEOUT_S: Final = 120.0  # for all of it: 4 MiB at a third of a megabit a second
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+"""Returns the next message of an ASGI request."""
+
+
+class ClientDisconnected(Exception):
+    """The client has disconnected: no response can be sent."""
+
+
+async def read_body(
+    receive: Receive,
+    headers: Iterable[tuple[bytes, bytes]],
+    max_bytes: int,
+    reservation: InputReservation,
+) -> bytes:
+    """Read the body of a request.
+
+    Args:
+        receive: of the ASGI request, before its body has been read.
+        headers: of the request, their names in small letters.
+        max_bytes: length of the longest body.
+        reservation: grows with the body.
+    Raises:
+        WireError: it is too long, it takes too long to come, or there is no memory for it.
+        ClientDisconnected: the client went before its end.
+    """
+    length = next((value for name, value in headers if name == b"content-length"), b"")
+    # Refused before any of it is read.
+    if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise _too_long(max_bytes)
+    body = bytearray()
+    is_whole = False
+    deadline_s = trio.current_time() + BODY_TIMEOUT_S
+    while not is_whole:
+        with trio.move_on_at(min(deadline_s, trio.current_time() + BODY_GAP_S)) as timeout:
+            message = await receive()
+        if timeout.cancelled_caught:
+            raise WireError(
+                f"The body must not stop coming for {BODY_GAP_S:g} s.",
+                code="request_timeout",
+                status=408,
+            )
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        body += message.get("body", b"")
+        is_whole = not message.get("more_body", False)
+        if len(body) > max_bytes:
+            raise _too_long(max_bytes)
+        reservation.grow_to(len(body))
+    return bytes(body)
+
+
+def _too_long(max_bytes: int) -> WireError:
+    return WireError(f"The body must be at most {max_bytes} bytes.", code="body_too_large", status=413)
