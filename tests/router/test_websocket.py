@@ -249,6 +249,24 @@ async def test_limits_of_clients_whose_keys_no_engine_checks_count_by_address(
         assert sorted(one._socket.client for one in fleet.router._connections) == names
 
 
+async def test_an_engine_that_hangs_when_it_is_asked_about_a_client_keeps_no_client_from_another_engine(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    held, go_on = dumped("resp_1", "a"), trio.Event()
+    hanging = FakeEngine(events=lambda message: [held[0], go_on, *held[1:]])
+    other = FakeEngine(events=lambda message: dumped("resp_2", "a"))
+    async with open_fleet(monkeypatch, hanging, other) as fleet, fleet.websocket() as before:
+        await create(before)
+        assert (await next_event(before))["response"]["id"] == "resp_1"
+        hanging.listing = trio.Event()
+        with trio.fail_after(10):
+            async with fleet.websocket() as socket:
+                await create(socket)
+                assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+        go_on.set()
+        assert [(await next_event(before))["type"] for _ in range(2)][-1] == "response.completed"
+
+
 @pytest.mark.parametrize("over", ["websocket", "http"])
 async def test_seeds_of_a_router_are_as_wide_as_an_engine_takes_them(
     over: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock

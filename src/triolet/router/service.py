@@ -23,7 +23,7 @@ from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.engines import CHECK_TIMEOUT_S, Engines, RoutedEngine
 from triolet.router.http import RouterApp
 from triolet.router.refusals import passed_on, unavailable
 from triolet.router.websocket import Homes, RoutedConnection
@@ -158,8 +158,11 @@ class Router:
             raise unavailable("No engine is ready.")
         for engine in self.engines.up:
             try:
-                await get_json(attrs.evolve(engine.address, api_key=key), "/models")
-                return
+                with trio.move_on_after(CHECK_TIMEOUT_S):
+                    await get_json(attrs.evolve(engine.address, api_key=key), "/models")
+                    return
+                # It may be busy: the checks of its health find out whether it is down.
+                self.engines.note_not_ready(engine)
             except HttpError as error:
                 if error.status < 500:  # it is this client that is refused
                     raise passed_on(error) from None
