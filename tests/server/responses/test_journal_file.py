@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.actors.executors.harness import open_files
 from tests.actors.harness import assert_all_blocks_back
 from tests.protocol.make import create
 from tests.server.responses.test_service import LONG, chatting_engine, expected_text
@@ -26,7 +27,7 @@ from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
 from triolet.protocol.responses.snapshot import SavedResponse
 from triolet.server.responses import journal_file
 from triolet.server.responses.journal import MAGIC, begin_record, replay
-from triolet.server.responses.journal_file import ResponseJournal
+from triolet.server.responses.journal_file import ResponseJournal, open_journal
 from triolet.server.responses.service import ResponsesService, open_gateway
 
 
@@ -50,7 +51,7 @@ async def killed_server(
             nursery.start_soon(journal.run)
             yield gateway, journal
             nursery.cancel_scope.cancel()
-        os.close(journal._file)
+        journal.release()
 
 
 @pytest.mark.parametrize("min_bytes", [0, journal_file.MIN_COMPACTED_BYTES])
@@ -178,3 +179,34 @@ async def test_a_response_whose_chat_lacks_a_field_is_refused_at_the_start(
     async with killed_server(path):
         assert path.read_bytes() == MAGIC
     assert (tmp_path / "journal.refused").read_bytes() == data
+
+
+async def test_a_journal_that_is_closed_can_be_opened_by_the_next_server_of_the_same_process(
+    tmp_path: Path,
+) -> None:
+    path, before = tmp_path / "journal", open_files()
+    async with chatting_engine() as engine:
+        for _ in range(2):
+            async with open_gateway(engine, GatewayConfig()) as gateway, open_journal(path, gateway):
+                used = open_files()
+                with pytest.raises(ConfigError, match="that no other server uses"):
+                    await open_journal(path, gateway).__aenter__()
+                assert open_files() == used
+            assert len(used - before) == 1
+            assert open_files() == before
+
+
+async def test_a_start_that_fails_leaves_no_journal_open_and_no_half_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = open_files()
+    async with chatting_engine() as engine, open_gateway(engine, GatewayConfig()) as gateway:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match="a file that can be written"):
+            await open_journal(tmp_path / "journal", gateway).__aenter__()
+        monkeypatch.undo()
+    assert open_files() == before
+    assert os.listdir(tmp_path) == ["journal"]

@@ -15,7 +15,7 @@ import fcntl
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -119,14 +119,18 @@ class ResponseJournal:
         log.info("%d resumable responses restored from %s", len(restorers), self.path)
 
     def _lock(self) -> None:
-        # Kept open until the file is replaced by one that is locked as well.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError("journal", "a file that no other server uses", str(self.path)) from error
-        if os.fstat(self._file).st_ino != os.stat(self.path).st_ino:  # replaced between the two calls
-            raise ConfigError("journal", "a file that no other server uses", str(self.path))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_ino != os.stat(self.path).st_ino:  # replaced between the two calls
+                raise BlockingIOError
+        except BaseException as error:
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                raise ConfigError("journal", "a file that no other server uses", str(self.path)) from error
+            raise
+        # Kept open until the file is replaced by one that is locked as well.
+        self._file = file
 
     # ------------------------------------------------------------------------------------ in the loop
 
@@ -221,6 +225,13 @@ class ResponseJournal:
         self._is_on = False
         await self.wait_written(self._latest_write())
 
+    def release(self) -> None:
+        """Close the file, which ends its lock, when nothing writes any more; harmless when repeated."""
+        self._is_on = False
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
     # -------------------------------------------------------------------------------------- the writer
 
     async def run(self) -> None:
@@ -269,6 +280,9 @@ class ResponseJournal:
             os.replace(fresh, self.path)
         except BaseException:
             os.close(file)
+            # On a full disk its bytes are missed most.
+            with suppress(OSError):
+                fresh.unlink()
             raise
         os.close(self._file)
         self._file = file
@@ -295,11 +309,14 @@ async def open_journal(path: Path, gateway: ResponsesService) -> AsyncGenerator[
         ConfigError: the file cannot be used; see `ResponseJournal.restore`.
     """
     journal = ResponseJournal(path, gateway)
-    journal.restore()
-    gateway.resumable.journal = journal
-    gateway.metrics.watch_journal(lambda: journal.num_bytes, lambda: journal.num_errors)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(journal.run)
-        yield journal
-        await journal.close()
-        nursery.cancel_scope.cancel()
+    try:
+        journal.restore()
+        gateway.resumable.journal = journal
+        gateway.metrics.watch_journal(lambda: journal.num_bytes, lambda: journal.num_errors)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            yield journal
+            await journal.close()
+            nursery.cancel_scope.cancel()
+    finally:
+        journal.release()
