@@ -211,6 +211,60 @@ async def test_a_long_log_is_emitted_in_parts_between_which_others_run(
         assert sum(parts) == len(built.events_after(-1)) > 500
 
 
+async def test_a_reader_that_waits_for_room_misses_no_event_of_that_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    told = {"type": "triolet:restart", "restarting": []}
+    begun, seen = trio.Event(), []
+
+    async def generate(
+        answer: ResponseBuilder,
+        emit: Callable[[Sequence[Event]], None],
+        wanted: Callable[[], Awaitable[None]],
+    ) -> None:
+        emit(answer.add(output("word "), NOW))
+        await begun.wait()
+        emit([told])
+        await trio.sleep_forever()
+
+    async def wait_for_room() -> None:
+        begun.set()
+        await trio.sleep(1)
+
+    async with opened() as resumable, trio.open_nursery() as nursery:
+        built = answer(response_id="resp_1", resumable=True)
+        resumable.begin(built, None, generate)
+        nursery.start_soon(resumable.read, built, -1, seen.extend, wait_for_room)
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert seen[-1] is told
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_failure_that_no_client_reads_is_logged(
+    is_read: bool, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def generate(
+        answer: ResponseBuilder,
+        emit: Callable[[Sequence[Event]], None],
+        wanted: Callable[[], Awaitable[None]],
+    ) -> None:
+        await trio.sleep(1)
+        raise RuntimeError("it broke")
+
+    async with opened() as resumable:
+        built = answer(response_id="resp_1", resumable=True)
+        resumable.begin(built, None, generate)
+        if is_read:
+            with pytest.raises(RuntimeError):
+                await read(resumable, built)
+        else:
+            await trio.sleep(2)
+    assert [record.getMessage() for record in caplog.records] == (
+        [] if is_read else ["response resp_1 failed while no client read it"]
+    )
+
+
 async def test_over_a_websocket_a_response_over_its_bytes_ends_well_and_is_not_found_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -12,6 +12,7 @@ on for its readers and can be resumed no more; without readers it ends, as any r
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from triolet.protocol.errors import WireError, wrong
+from triolet.protocol.errors import WireError, of_exception, wrong
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.server.responses.journal import JournaledResponse
@@ -35,6 +36,8 @@ Generate = Callable[
 MAX_EVENTS_AT_ONCE = 64
 
 MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one client can always have that many
+
+log = logging.getLogger("triolet.gateway")
 
 
 class JournalOfResponses(Protocol):
@@ -67,6 +70,7 @@ class ResumableResponse:
     waits_for_readers: bool = True  # whether it is generated only as fast as it is read
     # Latest vendor event of each type: the response logs numbered events only.
     vendor_events: dict[str, Event] = attrs.field(factory=dict)
+    num_changes: int = attrs.field(default=0, init=False)  # that readers were woken for
     _generators: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -90,18 +94,23 @@ class ResumableResponse:
 
     def wake_readers(self) -> None:
         """Wake the readers: there are new events, or no more will come."""
+        self.num_changes += 1
         self._readers.unpark_all()
 
     async def run_to_end(self) -> None:
         """Generate the rest without waiting for readers."""
         self.waits_for_readers = False
         while not self.is_done:
-            await self.wait_for_events()
+            await self.wait_for_events(self.num_changes)
 
-    async def wait_for_events(self) -> None:
-        """Wait for new events, unless no more will come."""
-        self._generators.unpark_all()
-        if not self.is_done:  # it may have ended since the reader last looked
+    async def wait_for_events(self, num_seen: int) -> None:
+        """Wait for new events, unless no more will come.
+
+        Args:
+            num_seen: `num_changes` when the reader last looked: with later ones it has not read everything.
+        """
+        if self.num_changes == num_seen and not self.is_done:
+            self._generators.unpark_all()
             await self._readers.park()
 
 
@@ -251,6 +260,7 @@ class ResumableResponses:
         told: dict[str, Event] = {}  # vendor events, by type
         with self._reading(resumable):
             while True:
+                num_seen = resumable.num_changes
                 while events := answer.events_after(starting_after, MAX_EVENTS_AT_ONCE):
                     starting_after = events[-1]["sequence_number"]
                     if self.journal is not None:  # a client never knows more than the journal
@@ -268,7 +278,7 @@ class ResumableResponses:
                 if answer.is_over or resumable.is_done:
                     return
                 await wait_for_room()
-                await resumable.wait_for_events()
+                await resumable.wait_for_events(num_seen)
 
     @contextmanager
     def _reading(self, resumable: ResumableResponse) -> Iterator[None]:
@@ -298,6 +308,10 @@ class ResumableResponses:
                     await generate(answer, emit, resumable.wait_for_reader)
             except Exception as error:
                 resumable.error = error
+                if (
+                    not resumable.num_readers and of_exception(error).status >= 500
+                ):  # else a reader's task logs it
+                    log.exception("response %s failed while no client read it", answer.response_id)
             resumable.is_done = True
             if answer.is_over:
                 self.on_finished(answer, resumable.owner)
