@@ -29,6 +29,7 @@ from triolet.core.request.prompt import ChatPrompt
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
 from triolet.engine import weights
 from triolet.errors import ConfigError, ModelFileError
+from triolet.server.routes import page
 from triolet.server.routes.page import FILES
 from triolet.server.routes.tokenize import TokenizeRequest
 
@@ -451,6 +452,14 @@ async def test_the_page_and_its_files_are_there_and_may_do_little() -> None:
             assert (other.status, other.body) == (200, file.body)
         assert (await scene.get("/static/../app.py")).status == 404
         assert (await scene.get("/static/app.py")).status == 404
+
+
+async def test_a_file_of_the_page_is_read_from_the_disk_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as scene:
+        first = await scene.get("/static/app.js")
+        monkeypatch.setattr(page, "FOLDER", Path("/nowhere"))
+        again = await scene.get("/static/app.js")
+    assert first.body and (again.status, again.body) == (200, first.body)
 
 
 async def test_the_page_has_the_controls_of_the_table_of_sampling_parameters() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -64,6 +65,7 @@ async def static(request: Request) -> Response:
     return _file(request, name)
 
 
+@cache
 def parameters_module() -> str:
     """Return a JavaScript module with the controls of the sampling parameters, under their names in Responses."""
     controls = []
@@ -79,16 +81,19 @@ def parameters_module() -> str:
     return f"export const PARAMETERS = {json.dumps(controls, indent=2)};\n"
 
 
+@cache
+def _content_of(name: str) -> tuple[bytes, str]:
+    """Return a file of the page and its etag, read once: the event loop waits for the disk."""
+    content = (FOLDER / name).read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+
 def _file(request: Request, name: str) -> Response:
     if name not in FILES:
         raise HTTPException(404)
-    content = (FOLDER / name).read_bytes()
+    content, etag = _content_of(name)
     # A browser asks each time whether a file has changed, and is told in a few bytes that it has not.
-    headers = {
-        "content-type": FILES[name],
-        "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-        **HEADERS,
-    }
+    headers = {"content-type": FILES[name], "etag": etag, **HEADERS}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers)
