@@ -215,7 +215,8 @@ async def test_a_reader_that_waits_for_room_misses_no_event_of_that_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     told = {"type": "triolet:restart", "restarting": []}
-    begun, seen = trio.Event(), []
+    begun = trio.Event()
+    seen: list[Event] = []
 
     async def generate(
         answer: ResponseBuilder,
