@@ -138,6 +138,36 @@ async def test_requests_of_four_adapters_and_of_none_get_the_answers_of_the_merg
     assert len({tuple(found[0, number]) for number in range(5)}) == 5
 
 
+@pytest.mark.parametrize(
+    ("family", "without_values", "without_keys"),
+    [("gemma4", (2, 5), ()), ("gemma4-small", (3, 4, 5), (3, 4, 5))],
+)
+@pytest.mark.parametrize("decoder", ["C++", "torch"])
+async def test_an_adapter_of_a_projection_that_gives_keys_and_values_changes_both(
+    family: str,
+    without_values: tuple[int, ...],
+    without_keys: tuple[int, ...],
+    decoder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if decoder == "torch":
+        monkeypatch.setattr(plan, "library", lambda: None)
+    base = make_model(family, tmp_path / family)
+    lacking = {"v_proj": without_values, "k_proj": without_keys}
+    modules = [
+        f"model.layers.{layer}.{name}"
+        for layer in range(6)
+        for name in LINEAR
+        if layer not in lacking.get(name.rpartition(".")[2], ())
+    ]
+    adapter = make_adapter(base, tmp_path / "adapter", modules, rank=8, alpha=4, seed=1)
+    async with open_engine(base, max_model_len=128) as engine:
+        found = await answer(engine, PROMPTS[0], lora([adapter], 1))
+        assert found != await answer(engine, PROMPTS[0], None)
+    assert is_greedy_answer(merged(base, adapter, tmp_path / "merged"), PROMPTS[0], found)
+
+
 @pytest.mark.slow
 async def test_sixteen_streams_with_four_adapters_and_none_survive_a_kill_token_for_token(
     base: Path, adapters: list[Path]

@@ -11,12 +11,13 @@ Source: peft 0.21, `LoraConfig` and `save_pretrained`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -280,11 +281,13 @@ def stored_tensors(path: Path, data: bytes) -> Iterator[AdapterTensor]:
 def _modules(
     path: Path, tensors: tuple[AdapterTensor, ...], config: _AdapterConfig, support: AdapterSupport
 ) -> tuple[AdaptedModule, ...]:
-    known = {module.name: module for module in support.modules}
+    known: dict[str, list[AdapterModule]] = {}
+    for place in support.modules:  # a projection that gives keys and values has two places (Gemma 4)
+        known.setdefault(place.name, []).append(place)
     parts: dict[str, dict[str, AdapterTensor]] = {}
     for tensor in tensors:
         bare = tensor.name.removeprefix(_PREFIX)
-        if bare.endswith(_BASE_COPY) and _find(bare.removesuffix(_BASE_COPY), known, support) is not None:
+        if bare.endswith(_BASE_COPY) and _find(bare.removesuffix(_BASE_COPY), known, support):
             continue  # peft copies an adapted embedding or head into the file; the model has it
         ending = next((ending for ending in _PARTS if bare.endswith(ending)), None)
         if ending is None:
@@ -297,24 +300,29 @@ def _modules(
         found[_PARTS[ending]] = tensor
     if not parts:
         raise AdapterError(path, "must hold tensors of adapted modules; got none")
-    modules: dict[str, AdaptedModule] = {}
+    modules: dict[str, list[AdaptedModule]] = {}
     for name, found in parts.items():
-        module = _find(name, known, support)
-        if module is None:
+        places = _find(name, known, support)
+        if not places:
             raise AdapterError(
                 path,
                 f"tensor {next(iter(found.values())).name!r} is of a module that this model does not have, or that "
                 "cannot be adapted",
             )
-        if module.name in modules:
+        if places[0].name in modules:
             raise AdapterError(path, f"module {name!r} must be adapted once")
-        modules[module.name] = _module(path, name, module, found, config, support.max_rank)
-    return tuple(modules.values())
+        modules[places[0].name] = [
+            _module(path, name, place, found, config, support.max_rank) for place in places
+        ]
+    return tuple(itertools.chain.from_iterable(modules.values()))
 
 
-def _find(name: str, known: Mapping[str, AdapterModule], support: AdapterSupport) -> AdapterModule | None:
+def _find(
+    name: str, known: Mapping[str, Sequence[AdapterModule]], support: AdapterSupport
+) -> Sequence[AdapterModule]:
+    """Return the places of a module in the decoder; none if it cannot be adapted."""
     names = (name, *(name.removeprefix(prefix) for prefix in (support.prefix, *_WRAPPERS) if prefix))
-    return next((known[one] for one in names if one in known), None)
+    return next((known[one] for one in names if one in known), ())
 
 
 def _module(
