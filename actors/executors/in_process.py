@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import trio
@@ -17,6 +17,7 @@ import trio
 from triolet.actors.executors.contract import Executor, Tell
 from triolet.actors.executors.threads import run_in_thread
 from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import (
@@ -31,9 +32,13 @@ from triolet.core.step_plan import (
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
 
 T = TypeVar("T")
+Told = TypeVar("Told")
 Load = Callable[[OnProgress], tuple[StepRunner, ModelInfo]]
 LoadFrom = Callable[[OnProgress, str | None], tuple[StepRunner, ModelInfo]]
 """Load from a folder; None for that of the configuration."""
+
+PURPOSE: Final = "the model runner"
+"""What a thread and a descriptor are needed for."""
 
 
 @attrs.define(eq=False)
@@ -146,16 +151,25 @@ class ThreadExecutor(Executor):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
+        """Start the thread, and wait for its end with the scope.
+
+        Raises:
+            ResourceShortage: no thread or no descriptor can be had now.
+        """
         failure: BaseException | None = None
         with self._background_steps():
             async with trio.open_nursery() as nursery:
                 # In a nursery, so that leaving the scope waits for the thread's end.
-                nursery.start_soon(self._run_thread)
                 try:
-                    yield
+                    # Shielded: a task that is cancelled while it starts would stay, and wait for jobs for ever.
+                    with typed_shortages(PURPOSE), trio.CancelScope(shield=True):
+                        await nursery.start(self._run_thread)
+                    try:
+                        yield
+                    finally:
+                        self._jobs.put(None)
                 except BaseException as error:  # raised again below, without the nursery's group around it
                     failure = error
-                self._jobs.put(None)
         if failure is not None:
             raise failure
 
@@ -165,19 +179,25 @@ class ThreadExecutor(Executor):
             yield
             return
         # Elsewhere than on Linux all steps go through the thread.
-        self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with typed_shortages(PURPOSE):
+            self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             yield
         finally:
             os.close(self._done_fd)
             self._done_fd = None
 
-    async def _run_thread(self) -> None:
+    async def _run_thread(self, *, task_status: trio.TaskStatus[None]) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        def work() -> None:
+            # Told from the thread itself: a job for one that cannot be started would be waited for for ever.
+            token.run_sync_soon(task_status.started)
+            self._work()
+
         # Its own limiter: the default one is shared with file and name look-ups, which must not wait for a model.
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(
-                self._work, limiter=trio.CapacityLimiter(1), thread_name="triolet-runner"
-            )
+            await trio.to_thread.run_sync(work, limiter=trio.CapacityLimiter(1), thread_name="triolet-runner")
 
     def use_weights(self, folder: str | None) -> None:
         self._kept.use_weights(folder)
@@ -215,35 +235,58 @@ class ThreadExecutor(Executor):
             raise errors[0]
         return results[0]
 
-    async def start(self, on_progress: OnProgress) -> ModelInfo:
-        """Load the model; `on_progress` is called in the Trio thread.
+    async def _call_and_tell(
+        self,
+        function: Callable[[Callable[[Told], object]], T],
+        tell: Callable[[Told], object],
+        on_stop: Callable[[], None],
+    ) -> T:
+        """Call a function in the thread, and `tell`, in this one, with what it tells meanwhile; see `_call`.
 
-        A load that was cancelled, or whose `on_progress` raised, ends at its next report.
+        Args:
+            function: takes what it tells with.
+            tell: an error of it is raised once the function has ended.
+            on_stop: hurries the function, whose result is not wanted any more.
         """
         token = trio.lowlevel.current_trio_token()
-        is_unwanted = threading.Event()
         errors: list[BaseException] = []
 
-        def tell(progress: LoadProgress) -> None:
+        def tell_here(told: Told) -> None:
+            if errors:
+                return
             try:
-                on_progress(progress)
+                tell(told)
             except BaseException as error:  # from here it would tear down Trio itself
                 errors.append(error)
-                is_unwanted.set()
-
-        def report(progress: LoadProgress) -> None:
-            if is_unwanted.is_set():
-                raise LoadCancelled
-            token.run_sync_soon(tell, progress)
+                on_stop()
 
         try:
-            info = await self._call(partial(self._kept.start, report), is_unwanted.set)
+            result = await self._call(
+                partial(function, lambda told: token.run_sync_soon(tell_here, told)), on_stop
+            )
         except Exception:
             if not errors:
                 raise
         if errors:
             raise errors[0]
-        return info
+        return result
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        """Load the model; `on_progress` is called in the Trio thread.
+
+        A load that was cancelled, or whose `on_progress` raised, ends at its next report.
+        """
+        is_unwanted = threading.Event()
+
+        def load(tell: Callable[[LoadProgress], object]) -> ModelInfo:
+            def report(progress: LoadProgress) -> None:
+                if is_unwanted.is_set():
+                    raise LoadCancelled
+                tell(progress)
+
+            return self._kept.start(report)
+
+        return await self._call_and_tell(load, on_progress, is_unwanted.set)
 
     async def execute(self, plan: StepPlan, tell: Tell) -> StepResult:
         self._is_halted = False
@@ -252,12 +295,7 @@ class ThreadExecutor(Executor):
             self._run = background.begin(plan, done_fd)
             if self._run is not None:
                 return await self._follow(self._run, done_fd, tell)
-        token = trio.lowlevel.current_trio_token()
-
-        def tell_there(result: StepResult) -> None:
-            token.run_sync_soon(tell, result)
-
-        return await self._call(partial(self._compute, plan, tell_there), self.halt)
+        return await self._call_and_tell(partial(self._compute, plan), tell, self.halt)
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         # Not in the runner's own thread: a step must not wait for the disk.
@@ -289,7 +327,7 @@ class ThreadExecutor(Executor):
         finally:
             self._run = None
 
-    def _compute(self, plan: StepPlan, tell: Tell) -> StepResult:
+    def _compute(self, plan: StepPlan, tell: Callable[[StepResult], object]) -> StepResult:
         for result in steps_of(plan, self._kept.execute, lambda: self._is_halted):
             if result.is_last:
                 break

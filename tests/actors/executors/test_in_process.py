@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -29,6 +30,7 @@ from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import PlanRow, StepPlan, StepResult, StepRunner, after_step
 from triolet.engine.open_engine import run_engine
+from triolet.errors import ResourceShortage
 
 NUM_BLOCKS, BLOCK_SIZE = 16, 4
 
@@ -265,8 +267,54 @@ async def test_the_engines_scope_waits_for_the_step_in_flight_and_leaves_no_thre
     assert num_runner_threads() == 0
 
 
+async def no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_a_thread_that_cannot_be_started_is_a_shortage_and_the_next_life_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = ThreadExecutor(FakeRunner().load)
+
+    async def live() -> StepResult:
+        async with executor.running():
+            await executor.start(ignore)
+            return await executor.execute(first_step(), unexpected)
+
+    with trio.fail_after(60), monkeypatch.context() as patch:
+        patch.setattr(trio.to_thread, "run_sync", no_thread)
+        with pytest.raises(ResourceShortage, match="processes or threads for the model runner"):
+            await live()
+    with trio.fail_after(60):
+        assert (await live()).tokens
+    assert num_runner_threads() == 0
+
+
+async def test_a_life_that_is_cancelled_while_its_thread_starts_leaves_no_thread() -> None:
+    executor = ThreadExecutor(FakeRunner().load)
+    with trio.fail_after(60), trio.CancelScope() as scope:
+        scope.cancel()
+        async with executor.running():
+            await executor.start(ignore)
+    assert scope.cancelled_caught
+    assert num_runner_threads() == 0
+
+
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'")
 SECOND_STEP = StepPlan(2, (), (), (PlanRow(0, 3, 1, (), sample=True),))
+
+
+@linux_only
+async def test_a_descriptor_that_the_background_cannot_have_is_a_shortage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "eventfd", no_descriptor)
+    with pytest.raises(ResourceShortage, match=r"RLIMIT_NOFILE.* for the model runner"):
+        async with ThreadExecutor(FakeRunner().load).running():
+            pass
 
 
 @linux_only
@@ -311,6 +359,25 @@ async def test_a_run_that_is_halted_ends_after_the_step_that_it_is_at(make: Make
         again = attrs.evolve(RUN, step_id=3, rows=(PlanRow(0, 5, 1, (), sample=True),), num_steps=2)
         assert not (await executor.execute(again, told.append)).failures
     assert [result.is_last for result in told] == [False, False], "to halt is about one run"
+
+
+@for_each_executor
+async def test_an_error_of_the_reader_of_a_run_ends_the_run_and_is_raised_here(make: Make) -> None:
+    runner = FakeRunner()
+    executor = make(runner.load)
+    told: list[StepResult] = []
+
+    def refuse(result: StepResult) -> None:
+        told.append(result)
+        raise Planted("full")
+
+    async with executor.running():
+        await executor.start(ignore)
+        await executor.execute(first_step(), unexpected)
+        with pytest.raises(Planted, match="full"):
+            await executor.execute(RUN, refuse)
+    assert len(told) == 1
+    assert num_runner_threads() == 0
 
 
 @linux_only
