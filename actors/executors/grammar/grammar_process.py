@@ -15,6 +15,7 @@ one key delay those of another one by a single compilation, and a request that w
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -30,6 +31,7 @@ import attrs
 import trio
 
 from triolet.actors.executors.grammar.compiler_turns import CompilerTurns
+from triolet.actors.executors.grammar.fd_passing import has_hung_up, send_fd, wait_for_room
 from triolet.actors.executors.grammar.grammars import (
     GrammarDead,
     GrammarFailed,
@@ -58,6 +60,8 @@ from triolet.ipc.grammar import (
     Vocabulary,
 )
 from triolet.ipc.messages import FrameReader
+
+logger = logging.getLogger("triolet.grammar")
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-P", "-m", "triolet.workers.grammar")
 READ_BYTES = 2**16
@@ -113,10 +117,17 @@ class GrammarProcess:
     _pidfd: int | None = None
 
     def remember(self, process_id: int) -> None:
-        """Set the process to kill."""
+        """Set the process to kill.
+
+        Raises:
+            GrammarDead: it has ended.
+        """
         self.process_id = process_id
         if sys.platform == "linux":  # a pidfd: another process may get the same number later
-            self._pidfd = os.pidfd_open(process_id)
+            try:
+                self._pidfd = os.pidfd_open(process_id)
+            except ProcessLookupError:
+                raise GrammarDead("its process has ended") from None
 
     async def ask_rarely(self, request: GrammarRequest | None, limit: RareHangLimit) -> GrammarReply:
         """Ask within a limit that is learned; otherwise as `ask`."""
@@ -149,9 +160,12 @@ class GrammarProcess:
         except BaseException:
             self.kill()  # cancelled within a question: its late reply would be taken for that of the next
             raise
-        if isinstance(reply, GrammarState) and reply.shortage:
+        if isinstance(reply, GrammarState) and (reply.shortage or reply.crash):
             self.kill()
-            raise ResourceShortage(reply.shortage, "a grammar process")
+            if reply.shortage:
+                raise ResourceShortage(reply.shortage, "a grammar process")
+            logger.error("process %d of a grammar has crashed:\n%s", reply.process_id, reply.crash)
+            raise GrammarDead("it crashes what compiles it")
         return reply
 
     async def _reply_to(self, request: GrammarRequest | None, timeout_s: float) -> GrammarReply:
@@ -189,6 +203,7 @@ class GrammarProcess:
         elif self.process_id and sys.platform != "linux":
             with suppress(ProcessLookupError):
                 os.kill(self.process_id, signal.SIGKILL)
+            self.process_id = 0  # another process may get the same number later
 
 
 @attrs.define(eq=False)
@@ -231,6 +246,7 @@ class GrammarProcesses:
         self._openings: dict[StructuredOutputsParams, _Opening] = {}
         self._room = trio.lowlevel.ParkingLot()
         self._compilers = CompilerTurns(NUM_COMPILERS)
+        self._num_compiled = 0  # grammars that have a place, and no process yet
         self._splitting = trio.Lock()
         self._asked_s: dict[object, float] = {}  # since when each question waits for its answer, oldest first
         self._asking = trio.lowlevel.ParkingLot()  # the check of the original, while there is no question
@@ -294,9 +310,9 @@ class GrammarProcesses:
             request = MaskQuestions(steps, tuple(process.ended))
             process.ended.clear()
             reply = await self._timed(process, request, self._timeout_s)
-        if not isinstance(reply, MaskAnswers) or len(reply.steps) != len(steps):
-            process.kill()
-            raise GrammarFailed("its process answers what was not asked")
+            if not isinstance(reply, MaskAnswers) or len(reply.steps) != len(steps):
+                process.kill()
+                raise GrammarFailed("its process answers what was not asked")
         return reply.steps
 
     async def _timed(
@@ -337,6 +353,10 @@ class GrammarProcesses:
                 yield process
             finally:
                 process.used_s = trio.current_time()
+                if process.is_dead and self._processes.get(params) is process:
+                    # Only its users learn of its death. It would keep the place that one of them waits for.
+                    del self._processes[params]
+                    self._room.unpark()
         finally:
             self._users[params] -= 1
             if not self._users[params]:
@@ -346,7 +366,7 @@ class GrammarProcesses:
     async def _find(
         self, params: StructuredOutputsParams, owner: str | None, max_wait_s: float
     ) -> GrammarProcess:
-        while (process := self._processes.get(params)) is None or process.is_dead:
+        while (process := self._processes.get(params)) is None:
             if (other := self._openings.get(params)) is not None:
                 await other.is_over.wait()
                 if other.failure is not None:
@@ -354,8 +374,7 @@ class GrammarProcesses:
                 continue
             opening = self._openings[params] = _Opening()
             try:
-                async with self._compilers.turn(owner, max_wait_s):
-                    await self._make_room()
+                async with self._compilers.turn(owner, max_wait_s), self._place():
                     self._processes[params] = await self._compiled(params)
             except (GrammarFailed, GrammarRefused, ResourceShortage) as error:
                 if self._is_closed or has_hung_up(self._original.stream.socket):
@@ -368,9 +387,19 @@ class GrammarProcesses:
         self._processes.move_to_end(params)
         return process
 
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None]:
+        """Hold the place of one more process within the scope."""
+        await self._make_room()
+        self._num_compiled += 1
+        try:
+            yield
+        finally:
+            self._num_compiled -= 1
+
     async def _make_room(self) -> None:
         """Kill the process least recently used; wait if all are in use."""
-        while len(self._processes) >= self._max_grammars:
+        while len(self._processes) + self._num_compiled >= self._max_grammars:
             if self._is_closed:
                 raise GrammarsDied
             idle = next((params for params in self._processes if params not in self._users), None)
@@ -433,51 +462,6 @@ class GrammarProcesses:
         for process in (*self._processes.values(), self._original):
             process.kill()
         self._processes.clear()
-
-
-async def wait_for_room(connection: trio.socket.SocketType) -> None:
-    """Wait until a byte can be sent.
-
-    Raises:
-        OSError: the connection is closed.
-    """
-    if connection.fileno() < 0:
-        raise BrokenPipeError
-    await trio.lowlevel.wait_writable(connection)
-
-
-def has_hung_up(connection: trio.socket.SocketType) -> bool:
-    """Return True if the process at the other end, which sends nothing, has ended."""
-    try:
-        with _borrowed(connection) as plain:
-            return plain.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def send_fd(connection: trio.socket.SocketType, fd: int) -> None:
-    """Send one byte with a descriptor, which a writable Unix socket has room for.
-
-    Raises:
-        OSError: the connection is closed.
-    """
-    with _borrowed(connection) as plain:
-        socket.send_fds(plain, [b"."], [fd])
-
-
-@contextmanager
-def _borrowed(connection: trio.socket.SocketType) -> Iterator[socket.socket]:
-    """Use a socket of Trio's as a plain one, without a second descriptor: there may be none left."""
-    if connection.fileno() < 0:
-        # Another task can close it between a wait's end and the step of the task that waited.
-        raise BrokenPipeError
-    plain = socket.socket(fileno=connection.fileno())
-    try:
-        yield plain
-    finally:
-        plain.detach()
 
 
 def _step(process: GrammarProcess, serial: int, token_ids: tuple[int, ...]) -> MaskQuestion:

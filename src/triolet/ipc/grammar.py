@@ -36,12 +36,13 @@ class OpenGrammar:
 
 @attrs.frozen
 class GrammarState:
-    """Outcome of a start or of a compilation."""
+    """Outcome of a start or of a compilation, or the end of a process that has crashed."""
 
     process_id: int
     problem: str  # the error message; empty if there is none
     shortage: str = ""  # the exhausted resource, if that is the problem; see `ResourceShortage`
     memory_left: int | None = None  # bytes that a copy may still map, at its start; None without a limit
+    crash: str = ""  # traceback of the error that ends the process
 
 
 @attrs.frozen

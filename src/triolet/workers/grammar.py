@@ -20,6 +20,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 2**16
 NICENESS = 10
+MAX_CRASH_CHARS = 4_000
 
 
 def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
@@ -122,6 +124,13 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
                 break
     except (BrokenPipeError, ConnectionResetError):
         pass  # the engine has closed the connection
+    except MemoryError:
+        os._exit(1)  # the limit of the grammar's memory; there may be none left to say so
+    except BaseException:  # a panic in foreign code is no Exception
+        crash = traceback.format_exc()[-MAX_CRASH_CHARS:]
+        with suppress(OSError):  # the asker has left
+            _reply(connection, GrammarState(os.getpid(), "", crash=crash))
+        os._exit(1)
     finally:
         os._exit(0)
 

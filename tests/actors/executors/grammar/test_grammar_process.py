@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
@@ -34,12 +34,19 @@ from triolet.actors.executors.grammar.grammar_process import (
     GrammarProcess,
     GrammarProcesses,
 )
-from triolet.actors.executors.grammar.grammars import GrammarLate
+from triolet.actors.executors.grammar.grammars import GrammarLate, GrammarRefused
 from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import RareHangLimit
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.errors import ResourceShortage
-from triolet.ipc.grammar import GRAMMAR_REPLIES, GrammarReply, GrammarRequest, GrammarState, Vocabulary
+from triolet.errors import InvalidParams, RequestFailed, ResourceShortage
+from triolet.ipc.grammar import (
+    GRAMMAR_REPLIES,
+    GrammarReply,
+    GrammarRequest,
+    GrammarState,
+    MaskAnswers,
+    Vocabulary,
+)
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 
@@ -554,40 +561,176 @@ async def test_an_answer_amid_its_grammar_fails_with_the_shortage_that_lasts(
 # ------------------------------------------------------------------------- processes that nothing uses
 
 
+class Ends:
+    """Connections to processes that the test plays; closed with the scope."""
+
+    def __init__(self) -> None:
+        self.theirs: list[trio.socket.SocketType] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self.theirs:
+            end.close()
+
+    def connected(self) -> GrammarProcess:
+        ours, theirs = trio.socket.socketpair()
+        self.theirs.append(theirs)
+        return GrammarProcess(trio.SocketStream(ours))
+
+    def grammars(self, max_grammars: int) -> GrammarProcesses:
+        return GrammarProcesses(
+            self.connected(), max_grammars=max_grammars, timeout_s=1.0, memory_bytes=1, limits=GrammarLimits()
+        )
+
+
+def form(name: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=name)
+
+
 async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_two_wanted_is_kept(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = []
+    async def compiled(self: GrammarProcesses, params: StructuredOutputsParams) -> GrammarProcess:
+        await trio.lowlevel.checkpoint()
+        return ends.connected()
 
-    def connected() -> GrammarProcess:
-        ours, theirs = trio.socket.socketpair()
-        ends.append(theirs)
-        return GrammarProcess(trio.SocketStream(ours))
+    monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
+    once, twice, in_use = map(form, ("once", "twice", "in use"))
+    with Ends() as ends:
+        grammars = ends.grammars(8)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(grammars.watch)
+            for wanted in (once, twice, twice):
+                await grammars.open(wanted)
+            async with grammars._at_hand(in_use):
+                await trio.sleep(IDLE_S - 1.0)
+                assert set(grammars._processes) == {once, twice, in_use}
+                await trio.sleep(1.0 + IDLE_CHECK_S)
+                assert set(grammars._processes) == {twice, in_use}
+            await grammars.open(once)  # compiled once more
+            assert once in grammars._processes
+            nursery.cancel_scope.cancel()
+        grammars.close()
+
+
+# -------------------------------------------------------------------------------- places of processes
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 2])
+async def test_the_place_of_a_dead_process_is_free_for_the_same_grammar_and_for_those_that_wait(
+    num_others: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process never answers; those after it have the answer to a question about no answer at once."""
 
     async def compiled(self: GrammarProcesses, params: StructuredOutputsParams) -> GrammarProcess:
         await trio.lowlevel.checkpoint()
-        return connected()
+        process = ends.connected()
+        if len(ends.theirs) > 2:
+            await ends.theirs[-1].send(GRAMMAR_REPLIES.pack(MaskAnswers((), 1)))
+        return process
 
     monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
-    grammars = GrammarProcesses(
-        connected(), max_grammars=8, timeout_s=1.0, memory_bytes=1, limits=GrammarLimits()
-    )
-    once, twice, in_use = (StructuredOutputsParams(regex=name) for name in ("once", "twice", "in use"))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(grammars.watch)
-        for form in (once, twice, twice):
-            await grammars.open(form)
-        async with grammars._at_hand(in_use):
-            await trio.sleep(IDLE_S - 1.0)
-            assert set(grammars._processes) == {once, twice, in_use}
-            await trio.sleep(1.0 + IDLE_CHECK_S)
-            assert set(grammars._processes) == {twice, in_use}
-        await grammars.open(once)  # compiled once more
-        assert once in grammars._processes
-        nursery.cancel_scope.cancel()
-    grammars.close()
-    for end in ends:
-        end.close()
+    with Ends() as ends, trio.fail_after(60):
+        grammars = ends.grammars(1)
+        await grammars.open(form("late"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(grammars.guide, form("late"), {})
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(num_others):
+                nursery.start_soon(grammars.open, form(f"other {number}"))
+        assert len(ends.theirs) == 1 + 2 + num_others
+        assert await grammars.guide(form("late"), {}) == ()
+        grammars.close()
+
+
+async def test_grammars_that_are_being_compiled_count_among_the_processes_there_may_be(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compiled, most = 0, 0
+
+    async def compiled(self: GrammarProcesses, params: StructuredOutputsParams) -> GrammarProcess:
+        nonlocal num_compiled, most
+        num_compiled += 1
+        most = max(most, num_compiled + len(self._processes))
+        await trio.sleep(0.5)
+        num_compiled -= 1
+        if params == form("wrong"):
+            raise GrammarRefused("planted")
+        return ends.connected()
+
+    async def is_refused() -> None:
+        with pytest.raises(InvalidParams, match="planted"):
+            await grammars.open(form("wrong"))
+
+    monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
+    with Ends() as ends, trio.fail_after(60):
+        grammars = ends.grammars(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(is_refused)
+            for name in "abc":
+                nursery.start_soon(grammars.open, form(name))
+        assert (most, len(grammars._processes)) == (1, 1)
+        grammars.close()
+
+
+# ------------------------------------------------------------------------------------ ends of processes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes by a pidfd")
+@needs_proc
+async def test_a_copy_that_ends_at_once_leaves_the_process_of_all_grammars_alive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        [original] = own_originals()
+
+        def gone(process_id: int) -> int:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", gone)
+            with pytest.raises(ResourceShortage, match="a grammar process"):
+                await engine.complete([1], params(StructuredOutputsParams(choice=["ab"])))
+        check_json((await engine.complete([1], params(JSON))).text)
+        assert own_originals() == [original]
+        assert engine.statistics().num_restarts == 0
+
+
+async def test_a_process_that_is_killed_twice_is_sent_one_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "kill", lambda *signals: killed.append(signals))
+    with Ends() as ends:
+        process = ends.connected()
+        process.remember(123)
+        process.kill()
+        process.kill()
+    assert killed == [(123, signal.SIGKILL)]
+
+
+CRASHES = """
+import runpy
+from triolet.structured_outputs import compiler
+
+def crash(self, question):
+    raise LookupError("planted")
+
+compiler.Grammar.next_mask = crash
+runpy.run_module("triolet.workers.grammar", run_name="__main__")
+"""
+
+
+async def test_an_error_of_the_program_of_grammars_is_in_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grammar_process, "PROGRAM", (sys.executable, "-P", "-c", CRASHES))
+    async with opened(folder) as engine:
+        with pytest.raises(RequestFailed, match="it crashes what compiles it"):
+            await engine.complete([1], params(JSON))
+    assert "LookupError: planted" in caplog.text and "has crashed" in caplog.text
 
 
 # ------------------------------------------------------------------------------ turns of what is compiled
