@@ -27,7 +27,7 @@ class PendingCall:
     Args:
         call: what to call.
         deadline_s: `trio.current_time()` at which its caller stops waiting; infinity for never.
-        timeout_s: the same, from its beginning, seconds.
+        timeout_s: that its caller waits, and that the call may take from its own beginning, seconds; None for no limit.
         invalidates: whether it changes the weights, so that no KV computed before may be used after it.
     """
 
@@ -67,7 +67,7 @@ class WorkerCalls:
         """Have a call made between two steps; return what each worker returns, raise what one raises.
 
         Raises:
-            WorkerCallTimeout: it has not ended in time; if the runner is a process, that was ended.
+            WorkerCallTimeout: it has not ended in time; a process that has been in it for as long is ended.
             RunnerDied: the process ended in it.
             EngineClosed: the engine ends before the call was made.
         """
@@ -93,8 +93,14 @@ class WorkerCalls:
         return [pending.outcome.value, *pending.outcome.others]
 
     def next(self) -> PendingCall | None:
-        """Take the call that has waited for longest."""
-        return self.waiting.popleft() if self.waiting else None
+        """Take the call that has waited for longest, among those that are still waited for."""
+        now_s = trio.current_time()
+        for pending in self.waiting:
+            # The others are at their end: each caller removes its own call, in its next step.
+            if pending.deadline_s > now_s:
+                self.waiting.remove(pending)
+                return pending
+        return None
 
     def fail_all(self, error: Exception) -> None:
         """End the calls that wait: the engine makes no more."""
@@ -164,9 +170,8 @@ async def make_call(
         perform: `Executor.call`.
         step_timeout_s: after which a call without a time limit of its own counts as hung, seconds.
     """
-    limit_s = step_timeout_s
-    if pending.timeout_s is not None:
-        limit_s = pending.deadline_s - trio.current_time()
+    # From its own beginning: that it has waited for a step is no fault of the process, which would be killed for it.
+    limit_s = step_timeout_s if pending.timeout_s is None else pending.timeout_s
     try:
         pending.end(await perform(pending.call, limit_s))
     except RunnerDied as death:

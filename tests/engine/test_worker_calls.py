@@ -22,6 +22,7 @@ class CallableExecutor(FakeExecutor):
         super().__init__(num_blocks=64, block_size=4)
         self.events: list[str] = []
         self.call_s = call_s
+        self.limits_s: list[float | None] = []
 
     async def compute(self, plan: StepPlan) -> Any:
         self.events.append("begin")
@@ -30,6 +31,7 @@ class CallableExecutor(FakeExecutor):
         return result
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
+        self.limits_s.append(limit_s)
         await trio.sleep(self.call_s)
         self.events.append(call.name)
         return WorkerOutcome([call.args, dict(call.kwargs)])
@@ -86,6 +88,22 @@ async def test_a_call_left_by_its_caller_before_it_is_made_is_never_made(autojum
                 await engine.collective_rpc("late", timeout=0.001, invalidates=True)
             assert len(await stream.text()) == 30
         assert "late" not in executor.events
+
+
+@pytest.mark.parametrize("timeout_s", [STEP_S / 2, STEP_S])
+async def test_a_call_is_not_made_once_its_time_is_over_and_has_all_of_it_from_its_beginning(
+    timeout_s: float, autojump_clock: MockClock
+) -> None:
+    """Time is over in the very moment in which a step ends, or half a step after it."""
+    executor = CallableExecutor(call_s=STEP_S)
+    async with fake_engine(executor) as engine:
+        async with engine.generate([1], SamplingParams(max_tokens=30, seed=1)) as stream:
+            await stream.__anext__()
+            await trio.sleep(STEP_S / 2)
+            with pytest.raises(WorkerCallTimeout):
+                await engine.collective_rpc("call", timeout=timeout_s, invalidates=True)
+            assert len(await stream.text()) == 30
+    assert executor.limits_s == ([] if timeout_s < STEP_S else [STEP_S])
 
 
 async def test_wrong_calls_are_refused_and_a_call_does_not_outlive_the_engine(

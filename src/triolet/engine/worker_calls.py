@@ -53,8 +53,8 @@ class WorkerCallMethods(AdapterMethods):
             UnknownWorkerMethod: there is no such method.
             UnsupportedFeature: a callable, and the model runs in a process.
             InvalidRequest: a wrong argument, or one that cannot be sent.
-            WorkerCallTimeout: the call has not ended in time, a TimeoutError. A process is ended and restarted, and the
-                streams continue; a thread is waited for by the next step.
+            WorkerCallTimeout: the call has not ended in time, a TimeoutError. A process that is in it for as long is ended
+                and restarted, and the streams continue; a thread is waited for by the next step.
             WorkerCallError: the method raised an exception that is neither built in nor triolet's; other exceptions are
                 raised as they are, and the engine goes on.
             RunnerDied: the process ended in the call.
