@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -16,7 +18,7 @@ from tests.actors.harness import FakeExecutor, fake_engine
 from triolet.compat import LLM
 from triolet.core.profile import PHASES, phase_sums
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
-from triolet.errors import ConfigError, InvalidRequest, ProfileConflict, UnsupportedFeature
+from triolet.errors import ConfigError, EngineClosed, InvalidRequest, ProfileConflict, UnsupportedFeature
 
 
 class ProfiledExecutor(FakeExecutor):
@@ -58,6 +60,40 @@ async def test_one_profile_is_recorded_at_a_time(autojump_clock: MockClock) -> N
         with pytest.raises(ProfileConflict, match="was lost"):
             await engine.stop_profile()
         await engine.start_profile()  # the lost one is over
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_the_end_of_a_profile_sleeps_until_the_scheduler_goes_on_or_the_engine_ends(
+    ends: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler hangs, as the inbox says, until the next request, and is looked at a few times meanwhile."""
+    num_looks, is_over = 0, False
+
+    async def stop() -> None:
+        with pytest.raises(EngineClosed) if ends else nullcontext():
+            await engine.stop_profile()
+
+    async with fake_engine(ProfiledExecutor(), profile_dir="traces") as engine:
+        await engine.start_profile()
+        inbox = engine._channels.scheduler_inbox
+        genuine = inbox.statistics()
+
+        def statistics() -> trio.MemoryChannelStatistics:
+            nonlocal num_looks
+            num_looks += 1
+            assert num_looks < 100
+            return attrs.evolve(genuine, current_buffer_used=0 if is_over else 1)
+
+        monkeypatch.setattr(inbox, "statistics", statistics)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            await trio.sleep(10.0)
+            if ends:
+                engine.shut_down()
+            else:
+                is_over = True
+                await engine.complete([1, 2, 3], triolet.SamplingParams(max_tokens=5, seed=1))
+    assert num_looks > 0
 
 
 async def test_without_a_folder_there_are_no_profiles(autojump_clock: MockClock) -> None:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import trio
-
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.core.profile import StepRecorder
@@ -53,8 +51,8 @@ class WorkerCallMethods(AdapterMethods):
             UnknownWorkerMethod: there is no such method.
             UnsupportedFeature: a callable, and the model runs in a process.
             InvalidRequest: a wrong argument, or one that cannot be sent.
-            WorkerCallTimeout: the call has not ended in time, a TimeoutError. A process that is in it for as long is ended
-                and restarted, and the streams continue; a thread is waited for by the next step.
+            WorkerCallTimeout: the call has not ended in time, a TimeoutError. A process that is in it for as long is
+                ended and restarted, and the streams continue; a thread is waited for by the next step.
             WorkerCallError: the method raised an exception that is neither built in nor triolet's; other exceptions are
                 raised as they are, and the engine goes on.
             RunnerDied: the process ended in the call.
@@ -113,6 +111,8 @@ class WorkerCallMethods(AdapterMethods):
             UnsupportedFeature: `profile_dir` is not set.
             ProfileConflict: no profile is being recorded, or it was lost with a restart of the worker.
             ConfigError: the file cannot be written.
+            EngineClosed: the engine has ended.
+            EngineDead: the engine has died.
         """
         self._run.check()
         check_profiling(self.config.profile_dir, "stop_profile")
@@ -123,8 +123,10 @@ class WorkerCallMethods(AdapterMethods):
             [was_recording] = await self._call(WorkerCall("stop_profile"), PROFILE_TIMEOUT_S, False)
             if not was_recording:
                 raise ProfileConflict("the profile was lost: the worker was restarted")
+            # The last result is yet to be applied.
             while self._channels.scheduler_inbox.statistics().current_buffer_used:
-                await trio.lowlevel.checkpoint()  # the last result is being applied
+                self._availability.check_serving()
+                await self._progress.stepped.park()
         finally:
             self._progress.profile = None
         await self._call(WorkerCall("write_profile", args=(recorder.values(),)), PROFILE_TIMEOUT_S, False)
