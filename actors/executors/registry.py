@@ -70,6 +70,10 @@ def open_remote_executors(
     from triolet.actors.executors.remote.executor import RemoteExecutor, RemoteGroup
     from triolet.actors.executors.remote.port import WorkerPort
 
+    # A worker finds the model that ships with the package in its own.
+    source = model_source(config)
+    folder = source if Path(source).exists() else None
+    kind = RemoteExecutor if config.tensor_parallel_size == 1 else RemoteGroup
     workers = None
     if config.runner == "ray":
         from triolet.actors.executors.remote.ray_workers import port_for_ray
@@ -77,18 +81,16 @@ def open_remote_executors(
         port, workers = port_for_ray(config, num_first, may_change=num_executors > num_first)
     else:
         port = WorkerPort.of(config)
-    # A worker finds the model that ships with the package in its own.
-    source = model_source(config)
-    folder = source if Path(source).exists() else None
-    kind = RemoteExecutor if config.tensor_parallel_size == 1 else RemoteGroup
     try:
         yield tuple(
             kind(config, port, folder, is_further=number >= num_first) for number in range(num_executors)
         )
     finally:
-        if workers is not None:
-            workers.close()
-        port.close()
+        try:
+            if workers is not None:
+                workers.close()
+        finally:
+            port.close()
 
 
 @contextmanager

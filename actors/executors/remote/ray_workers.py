@@ -20,7 +20,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -166,10 +166,7 @@ class RayWorkers:
             self._places.remove(place)
         if free:
             logger.info("Ray gets back the places of %d workers, which are not needed now", len(free))
-            try:
-                await trio.to_thread.run_sync(_leave, free)
-            except Exception:  # there is no cluster any more
-                logger.exception("Ray cannot take back places")
+            await _leave_in_a_thread(free)
 
     async def _try_on(self, reserve: Callable[[], list[Place]]) -> list[Place]:
         """Reserve places; try again until that succeeds."""
@@ -182,7 +179,7 @@ class RayWorkers:
             else:
                 if self._scope.cancel_called:  # the engine has closed meanwhile
                     with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(_leave, places)
+                        await _leave_in_a_thread(places)
                 else:
                     self._places += places
                 return places
@@ -241,15 +238,27 @@ def _work_at(place: Place, address: Address, token: str) -> Future[None]:
     return work
 
 
+async def _leave_in_a_thread(places: Sequence[Place]) -> None:
+    try:
+        await trio.to_thread.run_sync(_leave, places)
+    except RuntimeError:  # there is no thread left, and the event loop waits
+        _leave(places)
+
+
 def _leave(places: Sequence[Place]) -> None:
-    """End the actors at places, and give the places back to Ray. Blocks."""
+    """End the actors at places, and give the places back to Ray, as far as it takes them. Blocks."""
     import ray
 
-    for place in places:
-        if place.actor is not None:
-            ray.kill(place.actor)
-    for group in {id(place.group): place.group for place in places}.values():
-        ray.util.remove_placement_group(group)
+    try:
+        # All are called, also after an error; what comes last is called first.
+        with ExitStack() as calls:
+            for group in {id(place.group): place.group for place in places}.values():
+                calls.callback(ray.util.remove_placement_group, group)
+            for place in places:
+                if place.actor is not None:
+                    calls.callback(ray.kill, place.actor)
+    except Exception:  # there is no cluster any more
+        logger.exception("Ray cannot take back places")
 
 
 def _connect(ray: Any) -> None:

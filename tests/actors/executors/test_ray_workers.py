@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,12 @@ import attrs
 import pytest
 import trio
 
+from triolet.actors.executors.registry import open_remote_executors
 from triolet.actors.executors.remote import ray_workers
+from triolet.actors.executors.remote.executor import RemoteExecutor
 from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, placement_of
+from triolet.config.engine import EngineConfig
 
 SOON_S = 300.0
 ENGINE = Address("127.0.0.1", 7340)
@@ -190,6 +194,28 @@ async def test_a_further_worker_is_asked_for_when_it_is_wanted_and_its_place_is_
     workers.close()
     assert len(ray.removed) == 3
     assert {*map(id, ray.killed)} == {*map(id, ray.actors)}
+
+
+async def test_a_cluster_that_is_gone_keeps_no_port_of_an_engine_open_and_no_place_that_it_takes_back(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: object) -> None:
+        raise ConnectionError("planted")
+
+    ray.__spec__ = ModuleSpec("ray", None)
+    ray.kill = gone
+    config = EngineConfig(
+        model="nowhere", tokenizer="nowhere", runner="ray", device="cpu", worker_listen="127.0.0.1:0"
+    )
+    with open_remote_executors(config, 1, 1) as [executor]:
+        assert isinstance(executor, RemoteExecutor)
+        port = executor._port
+        port.start()
+        await until_there_are(ray, 1)
+    with trio.fail_after(SOON_S):
+        await port.closed.wait()
+    assert ray.removed == ray.groups != []
+    assert "Ray cannot take back places" in caplog.text and "planted" in caplog.text
 
 
 async def test_places_that_ray_reserves_while_the_engine_closes_are_given_back(ray: FakeRay) -> None:
