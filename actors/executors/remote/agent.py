@@ -28,6 +28,8 @@ from triolet.actors.executors.child_process import describe_exit, exit_code_of, 
 from triolet.actors.executors.group import Meeting
 from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end
+from triolet.actors.supervisor import root_cause
+from triolet.core.recovery.supervision import Backoff
 from triolet.ipc import lifeline
 from triolet.ipc.handshake import MAX_NAME_CHARS, Welcome
 from triolet.ipc.messages import REPLIES, ProcessEnded
@@ -35,7 +37,8 @@ from triolet.ipc.messages import REPLIES, ProcessEnded
 logger = logging.getLogger("triolet.worker")
 
 CONNECT_S = 10.0  # until connection and handshake are made
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two attempts to reach the engine
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two attempts to reach the engine, or to keep a process alive
+SHORT_LIFE_S = 5.0  # of a process, which is an attempt in vain
 GRACE_S = 2.0  # from the end of a connection until its process is killed
 GROUP_BYTES = 16
 READ_BYTES = 2**16
@@ -66,21 +69,24 @@ class Agent:
             WorkerRefused: another token, or another version.
             FrameError: that is no engine.
         """
-        pause_s = FIRST_PAUSE_S
+        pauses, is_told = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S), False
         while True:
             try:
                 ends = await self._connect()
             except (OSError, EOFError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                if pause_s == FIRST_PAUSE_S:
+                if not is_told:
                     logger.warning(
                         "the engine at %s cannot be reached (%s); trying on", self.engine, _why(error)
                     )
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
-                continue
-            pause_s = FIRST_PAUSE_S
-            logger.info("connected to the engine at %s", self.engine)
-            await self._live(ends)
+                is_told = True
+            else:
+                is_told, began_s = False, trio.current_time()
+                logger.info("connected to the engine at %s", self.engine)
+                await self._try_to_live(ends)
+                if trio.current_time() - began_s >= SHORT_LIFE_S:
+                    pauses.reset()
+                    continue
+            await trio.sleep(pauses.next_s())
 
     async def _connect(self) -> list[End]:
         """Connect each rank; the engine's first answer says how many there are."""
@@ -117,6 +123,16 @@ class Agent:
             socket_stream.socket.close()
             raise
         return End(stream, socket_stream.socket), welcome
+
+    async def _try_to_live(self, ends: Sequence[End]) -> None:
+        """Do as `_live`, if the machine has a process and descriptors for it now; otherwise log what is missing."""
+        try:
+            await self._live(ends)
+        except* OSError as errors:
+            logger.warning("no process can be started for the engine: %s", root_cause(errors))
+        finally:
+            for end in ends:
+                end.sock.close()
 
     async def _live(self, ends: Sequence[End]) -> None:
         """Have a process for each rank compute until one of them, or the engine, ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from tests.actors.executors.harness import (
 from tests.actors.harness import unexpected
 from tests.scale import num_cases
 from triolet.actors.executors.registry import open_executor
-from triolet.actors.executors.remote import handshaking, link, port
+from triolet.actors.executors.remote import agent, handshaking, link, port
 from triolet.actors.executors.remote.agent import Agent
 from triolet.actors.executors.remote.executor import RemoteExecutor
 from triolet.actors.executors.remote.handshaking import Address
@@ -194,6 +196,58 @@ async def test_an_engine_that_ends_leaves_no_process_and_its_successor_is_found(
     second.close()
     with trio.CancelScope(shield=True):
         await second.closed.wait()
+
+
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "error"), [(1, NO_PROCESS), (2, NO_PROCESS), (1, None)], ids=["shortage", "group", "dies"]
+)
+async def test_a_worker_whose_process_cannot_be_started_or_dies_at_once_tries_on_after_longer_and_longer_pauses(
+    num_ranks: int, error: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, spawned_s = agent._spawn, list[float]()
+
+    def spawn_or_fail(*arguments: Any) -> agent.WorkerProcess:
+        spawned_s.append(trio.current_time())
+        if error is not None:
+            raise error
+        return spawn(*arguments)
+
+    monkeypatch.setattr(agent, "_spawn", spawn_or_fail)
+    listening = WorkerPort(Address("127.0.0.1", 0), TOKEN, num_ranks=num_ranks)
+    listening.start()
+    with trio.fail_after(SOON_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Agent(listening.address, TOKEN, command=("true",)).run)
+            while len(spawned_s) < 5 * num_ranks:  # noqa: ASYNC110 - the agent tells no one
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        listening.close()
+        await listening.closed.wait()
+    begun_s = spawned_s[::num_ranks]
+    assert all(later - sooner >= 0.1 * 2**n for n, (sooner, later) in enumerate(pairwise(begun_s)))
+
+
+@pytest.mark.slow
+async def test_a_worker_that_had_no_process_for_a_while_works_afterwards(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, errors = agent._spawn, [NO_PROCESS, OSError(errno.EMFILE, "Too many open files")]
+
+    def spawn_at_last(*arguments: Any) -> agent.WorkerProcess:
+        if errors:
+            raise errors.pop()
+        return spawn(*arguments)
+
+    monkeypatch.setattr(agent, "_spawn", spawn_at_last)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=FAKE_WORKER).run)
+        with trio.fail_after(SOON_S):
+            assert await life(RemoteExecutor(CONFIG, listening), first_step())
+        nursery.cancel_scope.cancel()
+    assert (errors, workers_here()) == ([], [])
 
 
 # -------------------------------------------------------------------------------------------- strangers
