@@ -180,6 +180,44 @@ def test_every_change_is_told(change: Callable[[SleepState], None]) -> None:
 # ---------------------------------------------------------------------------------------------- sleep
 
 
+def test_what_one_call_takes_back_leaves_what_others_hold() -> None:
+    state, first, second = SleepState(), object(), object()
+    state.hold(PAUSE, 7, first)
+    state.hold(PAUSE, 9, second)
+    state.take_back(PAUSE, first)
+    assert (state.limit, state.is_paused) == (9, True)
+    state.take_back(PAUSE, first)  # once more does no harm
+    state.keep(PAUSE, second)
+    state.hold(PAUSE, 8, first)
+    state.take_back(PAUSE, second)  # too late
+    state.take_back(PAUSE, first)
+    assert (state.limit, state.is_paused) == (9, True)
+    state.hold(PAUSE, 3, first)
+    state.release(PAUSE)  # of all calls
+    state.keep(PAUSE, first)
+    assert (state.limit, state.is_paused) == (math.inf, False)
+
+
+def test_a_sleep_that_is_taken_back_leaves_the_level_of_the_others() -> None:
+    state, first, second, third = SleepState(), object(), object(), object()
+    state.sleep(0, 5, by=first)
+    state.sleep(1, 6, by=second)
+    state.keep(SLEEP, first)
+    assert (state.level, state.wants_unloading, state.limit) == (1, True, 5)
+    state.take_back(SLEEP, second)
+    assert (state.level, state.wants_unloading, state.limit) == (0, False, 5)
+    state.sleep(2, by=third)
+    state.sleep(1, by=second)
+    state.take_back(SLEEP, third)
+    assert (state.level, state.wants_unloading) == (1, True)
+    state.wake()
+    state.take_back(SLEEP, second)  # too late
+    assert (state.level, state.limit) == (None, math.inf)
+    state.sleep(1, by=first)
+    state.take_back(SLEEP, first)
+    assert (state.level, state.wants_unloading, state.limit) == (None, False, math.inf)
+
+
 def test_level_0_holds_requests_and_keeps_the_model() -> None:
     state = asleep(0)
     assert (state.level, state.is_sleeping, state.is_held, state.wants_unloading) == (0, True, True, False)

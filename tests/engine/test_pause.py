@@ -21,6 +21,11 @@ async def read_all(engine: Engine, outputs: dict[int, RequestOutput], number: in
     outputs[number] = await engine.complete(PROMPTS[number], params)
 
 
+def is_paused(engine: Engine) -> bool:
+    """Whether it is paused now: to a type checker a property that was True stays so."""
+    return engine.is_paused
+
+
 def assert_whole(outputs: dict[int, RequestOutput], numbers: range) -> None:
     """These answers, and no others, with the tokens that they have without a pause."""
     assert {number: output.outputs[0].token_ids for number, output in outputs.items()} == {
@@ -103,6 +108,40 @@ async def test_a_cancelled_pause_that_waits_is_taken_back(autojump_clock: MockCl
         with trio.move_on_after(STEP_S) as scope:
             await engine.pause_generation("wait")
         assert scope.cancelled_caught and not engine.is_paused
+    assert_whole(outputs, range(1))
+
+
+@pytest.mark.parametrize("former", ["abort", "keep", "wait"])
+async def test_a_cancelled_pause_that_waits_ends_no_pause_that_has_begun(
+    former: str, autojump_clock: MockClock
+) -> None:
+    async with fake_engine() as engine:
+        await engine.pause_generation(former)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await engine.pause_generation("wait")
+        assert scope.cancelled_caught and engine.is_paused
+        engine.resume_generation()
+        assert not is_paused(engine)
+
+
+async def test_of_pauses_that_wait_together_each_takes_back_its_own(autojump_clock: MockClock) -> None:
+    outputs, scopes = dict[int, RequestOutput](), [trio.CancelScope() for _ in range(3)]
+
+    async def pause(number: int) -> None:
+        with scopes[number]:
+            await engine.pause_generation("wait")
+
+    async with fake_engine() as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(read_all, engine, outputs, 0)
+        await trio.sleep(2.5 * STEP_S)
+        for number in range(3):
+            nursery.start_soon(pause, number)
+            await wait_all_tasks_blocked()
+        for number, is_left in ((1, True), (0, True), (2, False)):
+            scopes[number].cancel()
+            await wait_all_tasks_blocked()
+            assert engine.is_paused is is_left
     assert_whole(outputs, range(1))
 
 

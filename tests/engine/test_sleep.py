@@ -147,6 +147,27 @@ async def test_sleep_and_wake_up_meet_in_any_order(autojump_clock: MockClock) ->
         assert_whole(outputs, range(1))
 
 
+async def test_of_sleeps_that_wait_together_each_takes_back_its_own(autojump_clock: MockClock) -> None:
+    outputs, scopes = dict[int, RequestOutput](), [trio.CancelScope() for _ in range(3)]
+
+    async def sleep(number: int) -> None:
+        with scopes[number]:
+            await engine.sleep(number, "wait")
+
+    async with fake_engine(Sleeper()) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(read_all, engine, outputs, 0)
+        await trio.sleep(2.5 * STEP_S)
+        for number in range(3):
+            nursery.start_soon(sleep, number)
+            await wait_all_tasks_blocked()
+        for number, level in ((1, 2), (2, 0), (0, None)):
+            scopes[number].cancel()
+            await wait_all_tasks_blocked()
+            assert engine._core.sleep.level == level
+            assert asleep(engine) is (level is not None)
+    assert_whole(outputs, range(1))
+
+
 async def test_crashes_around_a_sleep_lose_nothing(autojump_clock: MockClock) -> None:
     executor, outputs = Sleeper(), dict[int, RequestOutput]()
     async with fake_engine(executor) as engine:

@@ -94,8 +94,8 @@ def _no_deadlines(patch: pytest.MonkeyPatch) -> None:
 def _no_pause(patch: pytest.MonkeyPatch) -> None:
     hold = SleepState.hold
 
-    def mutated(self: SleepState, name: str, limit: float = NOTHING) -> None:
-        hold(self, name, float("inf") if name == PAUSE else limit)
+    def mutated(self: SleepState, name: str, limit: float = NOTHING, by: object = None) -> None:
+        hold(self, name, float("inf") if name == PAUSE else limit, by)
 
     patch.setattr(SleepState, "hold", mutated)
 

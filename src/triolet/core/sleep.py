@@ -9,6 +9,7 @@
 A *hold* keeps requests from being computed: sleep is one, a pause another, an exchange of weights a third. Each has a
 limit, the serial of the last request that is still computed, so that a hold may let the live requests finish while
 later ones wait (mode `wait`). Another hold may keep these from finishing: then what the first one is for waits, too.
+A call that waits so may take its own part of a hold back, and leaves those of other calls.
 What the requests need is in the journal: when the runner has loaded a model again, a new scheduler computes it, as
 after a crash.
 
@@ -112,7 +113,9 @@ class SleepState:
     is_paused: bool = False  # from the call of `pause_generation` to that of `resume_generation`
     # Whether the runner should hold no model, once there is nothing to compute.
     wants_unloading: bool = False
-    _holds: dict[str, float] = attrs.field(factory=dict)  # limits, by what set them
+    # Limits, by the name of the hold and by the call that may take its part back; None for all that stays.
+    _holds: dict[str, dict[object, float]] = attrs.field(factory=dict)
+    _levels: dict[object, int] = attrs.field(factory=dict)  # of the sleep that was asked for, likewise
     _absent: frozenset[str] = frozenset()  # of weights and KV cache: what the runner should not hold
     _is_waking: bool = False  # the runner has not loaded the model yet
     _idle_since_s: float | None = None
@@ -122,19 +125,23 @@ class SleepState:
         """True from the call of `sleep` until everything is back."""
         return self.level is not None or self._is_waking
 
-    def sleep(self, level: int, limit: int = NOTHING, *, is_automatic: bool = False) -> None:
+    def sleep(
+        self, level: int, limit: int = NOTHING, *, is_automatic: bool = False, by: object = None
+    ) -> None:
         """Ask for sleep; an engine that sleeps more deeply keeps its level.
 
         Args:
             level: 0, 1 or 2.
             limit: serial of the last request that is computed before.
             is_automatic: whether the next request ends it.
+            by: see `hold`.
         """
-        self.level = max(level, self.level or 0)
+        self._levels[by] = max(level, self._levels.get(by, 0))
+        self.level = max(self._levels.values())
         self.is_automatic = is_automatic
         if self.level > 0:
             self._absent = frozenset((WEIGHTS, KV_CACHE))
-        self.hold(SLEEP, limit)
+        self.hold(SLEEP, limit, by)
 
     def wake(self, tags: frozenset[str] = frozenset(TAGS)) -> None:
         """Ask for the end of sleep, or of a part of it.
@@ -148,6 +155,7 @@ class SleepState:
         self._absent -= tags
         if not self._absent:
             self.level, self.is_automatic, self._idle_since_s = None, False, None
+            self._levels.clear()
             self._is_waking = self.phase is not RunnerPhase.SERVING
             self.release(SLEEP)
 
@@ -202,23 +210,51 @@ class SleepState:
         self._holds.pop(name, None)
         self._update()
 
-    def hold(self, name: str, limit: float = NOTHING) -> None:
+    def hold(self, name: str, limit: float = NOTHING, by: object = None) -> None:
         """Compute no request beyond a limit.
 
         Args:
             name: of the hold.
             limit: serial of the last request that is computed.
+            by: the call that may take it back; None if none may.
         """
+        limits = self._holds.setdefault(name, {})
         # A second call must not let requests go on that the first one has stopped.
-        self._holds[name] = min(limit, self._holds.get(name, limit))
+        limits[by] = min(limit, limits.get(by, limit))
+        self._update()
+
+    def keep(self, name: str, by: object) -> None:
+        """Keep what one call holds until it is released; harmless if that has happened."""
+        limits = self._holds.get(name, {})
+        if by in limits:
+            if name == SLEEP:
+                self._levels[None] = max(self._levels.pop(by), self._levels.get(None, 0))
+            self.hold(name, limits.pop(by))
+
+    def take_back(self, name: str, by: object) -> None:
+        """End what one call holds, and nothing that others do; harmless if that has been released."""
+        limits = self._holds.get(name, {})
+        if by not in limits:
+            return
+        if len(limits) == 1:
+            self.wake() if name == SLEEP else self.release(name)
+            return
+        del limits[by]
+        if name == SLEEP:
+            del self._levels[by]
+            self.level = max(self._levels.values())
+            if not self.level:
+                self._absent = frozenset()
         self._update()
 
     def limit_of(self, name: str) -> float:
         """Return the serial of the last request that one hold lets be computed; infinity without it."""
-        return self._holds.get(name, math.inf)
+        return min(self._holds.get(name, {}).values(), default=math.inf)
 
     def _update(self) -> None:
-        self.limit = min(self._holds.values(), default=math.inf)
+        self.limit = min(
+            (limit for limits in self._holds.values() for limit in limits.values()), default=math.inf
+        )
         self.is_paused = PAUSE in self._holds
         # It brings the KV cache with the weights, so that one of them alone is not loaded.
         self.wants_unloading = bool(self._absent)

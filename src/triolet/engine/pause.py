@@ -52,13 +52,15 @@ class PauseMethods:
                 got=clear_cache,
             )
         self._availability.check_open()
-        self._core.sleep.hold(PAUSE, self._limit_of(mode))
+        by = object() if mode == "wait" else None
+        self._core.sleep.hold(PAUSE, self._limit_of(mode), by)
         try:
             await self._until_settled(PAUSE)
         except trio.Cancelled:
-            if mode == "wait":
-                self.resume_generation()
+            if by is not None:
+                self._take_back(PAUSE, by)
             raise
+        self._core.sleep.keep(PAUSE, by)
         if clear_cache:
             self.reset_prefix_cache(reset_running_requests=True)
 
@@ -96,17 +98,18 @@ class PauseMethods:
         check_level(level)
         check_mode(mode)
         self._availability.check_open()
-        sleep = self._core.sleep
-        sleep.sleep(level, self._limit_of(mode))
+        sleep, by = self._core.sleep, object() if mode == "wait" else None
+        sleep.sleep(level, self._limit_of(mode), by=by)
         try:
             await self._until_settled(SLEEP)
             while sleep.wants_unloading and sleep.phase is not RunnerPhase.UNLOADED:
                 self._availability.check_serving()
                 await self._progress.stepped.park()
         except trio.Cancelled:
-            if mode == "wait" and sleep.phase is RunnerPhase.SERVING:
-                self._wake(frozenset(TAGS))
+            if by is not None and sleep.phase is RunnerPhase.SERVING:
+                self._take_back(SLEEP, by)
             raise
+        sleep.keep(SLEEP, by)
 
     def sleep_when_idle(self) -> None:
         """Give up the model and the KV cache as soon as no request is live; the next request wakes the engine.
@@ -156,6 +159,11 @@ class PauseMethods:
     def wakes_by_itself(self) -> bool:
         """True while the engine sleeps because it was idle: the next request wakes it."""
         return self._core.sleep.is_automatic
+
+    def _take_back(self, name: str, by: object) -> None:
+        # As at the end of a pause, which it may be.
+        self._progress.progressed_s = trio.current_time()
+        self._core.sleep.take_back(name, by)
 
     def _wake(self, tags: frozenset[str]) -> None:
         # No step was due meanwhile, so that sleep is no silence of the runner.
