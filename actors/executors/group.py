@@ -92,7 +92,7 @@ class GroupExecutor(Executor):
                 if self._asking is None:
                     body.cancel()
                 else:  # its own last reply may be there already, and the others' on their way
-                    self._asking.deadline = trio.current_time() + GRACE_S
+                    _end_within(self._asking, GRACE_S)
 
         # Each rank is held by a task of its own: its death must not hide the reason of another one's.
         try:
@@ -151,7 +151,7 @@ class GroupExecutor(Executor):
             except Exception as failure:
                 failures.append(failure)
                 # A load that one rank refuses makes its peers fail, perhaps earlier: its reason is waited for.
-                asking.deadline = trio.current_time() + grace_s
+                _end_within(asking, grace_s)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -244,6 +244,11 @@ def check_group(config: EngineConfig) -> None:
         if is_wrong:
             rule = f"1 with {field} {getattr(config, field)!r}"
             raise ConfigError("tensor_parallel_size", rule, config.tensor_parallel_size)
+
+
+def _end_within(scope: trio.CancelScope, grace_s: float) -> None:
+    """Cancel a scope after a time, or when it would be cancelled anyway."""
+    scope.deadline = min(scope.deadline, trio.current_time() + grace_s)
 
 
 def _agreed(results: Sequence[StepResult]) -> StepResult:

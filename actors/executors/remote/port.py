@@ -192,11 +192,11 @@ class WorkerPort:
         Raises:
             FrameError: there is no such rank, or the worker has it already.
         """
-        ranks = self._groups.setdefault(worker, {})
-        if rank in ranks or not 0 <= rank < self._num_ranks:
+        if rank in self._groups.get(worker, {}) or not 0 <= rank < self._num_ranks:
             raise FrameError(
-                f"a worker must have each of {self._num_ranks} ranks once; got rank {rank} again"
+                f"a worker must have each of the ranks 0 to {self._num_ranks - 1} once; got rank {rank}"
             )
+        ranks = self._groups.setdefault(worker, {})
         ranks[rank] = link
         self._links.add(link)
         try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.actors.executors.harness import executor_that, first_step, ignore
 from tests.actors.harness import unexpected
 from triolet.actors.executors.connection import RunnerProcess
-from triolet.actors.executors.group import GroupExecutor, LocalGroup, _agreed
+from triolet.actors.executors.group import GRACE_S, GroupExecutor, LocalGroup, _agreed
 from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import SampledToken, StepResult
 from triolet.errors import ConfigError, RunnerDied, RunnerFailed
@@ -53,6 +56,22 @@ def test_a_step_has_the_result_of_rank_0_if_the_ranks_agree_on_its_tokens() -> N
 def test_ranks_that_choose_different_tokens_end_the_step() -> None:
     with pytest.raises(RunnerFailed, match="rank 2 chose"):
         _agreed([result_of(7), result_of(7), result_of(8)])
+
+
+async def test_ranks_that_do_not_reply_have_the_grace_from_the_first_failure_and_not_from_later_ones(
+    autojump_clock: MockClock,
+) -> None:
+    ranks: Any = [SimpleNamespace() for _ in range(4)]
+    group = GroupExecutor(ranks, trio.lowlevel.checkpoint)
+
+    async def fail(rank: int) -> None:
+        await trio.sleep(math.inf if rank == 3 else 0.75 * GRACE_S * rank)
+        raise RunnerFailed(f"rank {rank}")
+
+    began_s = trio.current_time()
+    with pytest.raises(RunnerFailed, match="rank 0"):
+        await group._on_all(fail, GRACE_S)
+    assert trio.current_time() - began_s == pytest.approx(GRACE_S)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is known to end when it has ended")

@@ -275,6 +275,25 @@ async def test_a_worker_of_another_version_is_told_so(
     )
 
 
+async def test_a_rank_that_a_worker_does_not_have_or_has_already_is_refused_and_leaves_nothing(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(port, "LOG_S", 0.0)
+    joining = Agent(listening.address, TOKEN)
+    with trio.fail_after(SOON_S):
+        first, _ = await joining._join(b"first", 0)
+        for worker, rank in ((b"other", 1), (b"first", 0)):
+            refused, _ = await joining._join(worker, rank)
+            while await refused.sock.recv(1000):
+                pass
+            refused.sock.close()
+            assert f"a worker must have each of the ranks 0 to 0 once; got rank {rank}" in caplog.text
+            assert [*listening._groups] == [b"first"]
+        first.sock.close()
+        while listening._groups:  # noqa: ASYNC110 - the port tells no one
+            await trio.sleep(0.01)
+
+
 async def test_a_server_of_another_kind_is_no_engine(nursery: trio.Nursery) -> None:
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
