@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -257,6 +258,15 @@ async def test_names_of_what_is_resumed_are_given_to_nobody_else(autojump_clock:
     async with fake_engine() as engine:
         streams = engine.resume(snapshot)
         assert engine.generate([1]).request_id not in streams
+
+
+async def test_a_name_is_free_again_when_its_resumed_stream_is_dropped(autojump_clock: MockClock) -> None:
+    async with fake_engine() as engine, engine.generate([1]) as stream:
+        snapshot, name = engine.snapshot(), stream.request_id
+    async with fake_engine() as engine:
+        assert [*engine.resume(snapshot)] == [name]
+        gc.collect()
+        assert engine.generate([1]).request_id == name
 
 
 # -------------------------------------------------------------------------------------- the bytes

@@ -536,9 +536,9 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         """
         self._run.check()
         check_snapshot(snapshot, self.model_info)
-        # Before a stream is entered another request could get one of these ids.
-        self._requests.keep_ids(snapshot)
-        return {saved.request_id: self._stream(resumed(saved)) for saved in snapshot.requests}
+        submissions = [resumed(saved) for saved in snapshot.requests]
+        self._requests.keep_ids(submissions)
+        return {submission.request_id: self._stream(submission) for submission in submissions}
 
     # ---------------------------------------------------------------------------------- shutdown
 

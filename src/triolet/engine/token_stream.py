@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -40,7 +42,6 @@ from triolet.engine.submission import (
     seconds,
 )
 from triolet.errors import EngineClosed, EngineDead, RequestFailed, RequestIdInUse, StreamMisused
-from triolet.ipc.snapshot import Snapshot
 from triolet.recording.recorder import Recorder
 
 SCOPE_ENDED = "the engine's scope has ended"
@@ -155,7 +156,8 @@ class RequestTable:
         self._preparation, self._availability = preparation, availability
         self._endings = EndedRequests()
         self._ids = (f"request-{number}" for number in itertools.count(1))
-        self._resumed: set[str] = set()  # ids of streams that are yet to be entered
+        # By their ids, those of streams that are yet to be entered; one that never is may be dropped.
+        self._resumed = WeakValueDictionary[str, Submission]()
         self.recorder: Recorder | None = None  # set if the engine records its requests
 
     @property
@@ -165,12 +167,11 @@ class RequestTable:
 
     def new_id(self) -> str:
         """Return an id that no request has."""
-        taken = {*self.submissions, *self._resumed}
-        return next(name for name in self._ids if name not in taken)
+        return next(name for name in self._ids if name not in self.submissions and name not in self._resumed)
 
-    def keep_ids(self, snapshot: Snapshot) -> None:
+    def keep_ids(self, submissions: Iterable[Submission]) -> None:
         """Keep the ids of resumed requests from being given to others before their streams are entered."""
-        self._resumed |= {saved.request_id for saved in snapshot.requests}
+        self._resumed.update({submission.request_id: submission for submission in submissions})
 
     def status(self, request_id: str) -> RequestStatus | None:
         """Return the status of a request; None for an id that is unknown, or that ended too long ago."""
@@ -195,7 +196,7 @@ class RequestTable:
             trio.current_time(), num_places, client=submission.account, was_admitted=was_admitted
         )
         self.submissions[request_id], submission.began_s = submission, trio.current_time()
-        self._resumed.discard(request_id)
+        self._resumed.pop(request_id, None)
         try:
             with submission.admission:
                 requests = await self._preparation.resolve(submission, params)
