@@ -15,6 +15,7 @@ import trio
 
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels, TokenizeReply, TokenizeRequest
+from triolet.actors.executors.threads import run_in_thread
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.config.engine import EngineConfig
 from triolet.core.recovery.recovery_state import MAX_CRASHES
@@ -47,7 +48,7 @@ async def tokenizer_actor(
         inline: work in the event loop, for tests that want one order of events.
     """
     if model.tokenizer is None:
-        model.tokenizer = load() if inline else await trio.to_thread.run_sync(load)
+        model.tokenizer = await run_in_thread(load, "loading the tokenizer", is_inline=inline)
     limiter = trio.CapacityLimiter(NUM_THREADS)
 
     async def run(function: Callable[[], Tokenized]) -> Tokenized:

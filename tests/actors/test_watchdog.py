@@ -265,6 +265,18 @@ async def test_a_prompt_that_finds_no_thread_fails_alone_and_is_not_blamed(
         assert engine.statistics().num_restarts == 0
 
 
+async def test_a_tokenizer_that_finds_no_thread_to_be_read_in_is_a_shortage(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    with pytest.raises(ResourceShortage, match="processes or threads for loading the tokenizer"):
+        async with fake_engine(runner="thread"):
+            pass
+
+
 async def test_an_idle_engine_is_left_alone(autojump_clock: MockClock) -> None:
     async with fake_engine(step_timeout=LIMIT_S) as engine:
         await trio.sleep(100 * LIMIT_S)
