@@ -8,7 +8,7 @@ from typing import TypeVar
 import trio
 
 from triolet.core.recovery.supervision import shortage_of
-from triolet.errors import TrioletError
+from triolet.errors import ResourceShortage, TrioletError
 
 T = TypeVar("T")
 
@@ -35,3 +35,26 @@ async def run_in_thread(function: Callable[[], T], purpose: str, *, is_inline: b
         if (shortage := shortage_of(error, purpose)) is None:
             raise
         raise shortage from error
+
+
+async def clean_up_in_thread(
+    function: Callable[[], object], purpose: str, *, is_inline: bool = False
+) -> None:
+    """Run a clean-up in a thread, to its end, also in a cancelled task; see `run_in_thread`.
+
+    If no thread can be started, it runs here, and the event loop waits.
+    """
+    has_begun = False
+
+    def run() -> None:
+        nonlocal has_begun
+        has_begun = True
+        function()
+
+    with trio.CancelScope(shield=True):
+        try:
+            await run_in_thread(run, purpose, is_inline=is_inline)
+        except ResourceShortage:
+            if has_begun:
+                raise
+            function()

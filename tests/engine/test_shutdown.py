@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import StepPlan
 from triolet.engine.engine import Engine
 from triolet.errors import EngineClosed, InvalidRequest
+from triolet.recording.recorder import Recorder
 
 LONG = SamplingParams(max_tokens=100, seed=1)
 SHORT = SamplingParams(max_tokens=3, seed=1)
@@ -189,3 +191,55 @@ async def test_what_the_start_fails_with_comes_out_bare(autojump_clock: MockCloc
     with pytest.raises(FileNotFoundError, match="no model"):
         await fake_engine(executor).__aenter__()
     assert trio.lowlevel.current_statistics().tasks_living == num_tasks
+
+
+class Planted(Exception):
+    pass
+
+
+class FakeTracing:
+    """An exporter that is closed with an error."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+        raise Planted("spans")
+
+
+async def test_an_engine_that_cannot_be_built_gives_back_its_number_and_its_exporter(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise Planted("tree")
+
+    tracing, stat_loggers = FakeTracing(), list[object]()
+    monkeypatch.setattr(Engine, "add_stat_logger", lambda engine, logger: stat_loggers.append(logger))
+    monkeypatch.setattr("triolet.engine.engine.open_tracing", lambda config: tracing)
+    with monkeypatch.context() as patch:
+        patch.setattr("triolet.engine.open_engine.build_supervision_tree", fail)
+        with pytest.raises(Planted):
+            await fake_engine().__aenter__()
+    assert stat_loggers == [tracing] and tracing.num_closed == 1
+    monkeypatch.undo()
+    async with fake_engine() as engine:
+        assert engine.index == 0
+
+
+async def test_spans_that_cannot_be_sent_keep_no_recording_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tracing, closed, close = FakeTracing(), list[Recorder](), Recorder.close
+
+    async def note_and_close(recorder: Recorder) -> None:
+        await close(recorder)
+        closed.append(recorder)
+
+    monkeypatch.setattr(Recorder, "close", note_and_close)
+    monkeypatch.setattr(Engine, "add_stat_logger", lambda engine, logger: None)
+    monkeypatch.setattr("triolet.engine.engine.open_tracing", lambda config: tracing)
+    with pytest.raises(Planted, match="spans"):
+        async with fake_engine(record=str(tmp_path / "record.jsonl")) as engine, engine.generate([1], LONG):
+            await trio.sleep(2 * STEP_S)
+    assert (tracing.num_closed, len(closed)) == (1, 1)

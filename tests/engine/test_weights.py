@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import tempfile
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -146,6 +149,26 @@ async def test_an_update_for_which_no_folder_can_be_made_fails_alone(
                 await engine.update_weights({"a": 1})
         assert_right(versions)
         assert (executor.num_lives, engine.weight_version) == (1, 0)
+
+
+async def test_the_folders_of_updates_are_deleted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders of the first update, and that of all of them when the engine ends."""
+    deleted: list[tuple[str, bool]] = []
+
+    def delete(folder: Path, *, ignore_errors: bool) -> None:
+        deleted.append((folder.name, threading.current_thread() is threading.main_thread()))
+        shutil.rmtree(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(weights, "shutil", SimpleNamespace(rmtree=delete))
+    monkeypatch.setattr(weights, "write_update", lambda current, new, updates: new.mkdir())
+    async with fake_engine(Weighed(), runner="thread") as engine:
+        engine._update_numbers = iter(("new-1", "new-2"))  # type: ignore[assignment]
+        for version in (1, 2):
+            assert await engine.update_weights({"a": version}) == version
+        updates = Path(engine.weights_folder).parent
+        assert [path.name for path in updates.iterdir()] == ["new-2"]
+    assert deleted == [("new-1", False), (updates.name, False)]
+    assert not updates.exists()
 
 
 async def test_weights_that_do_not_fit_change_nothing(

@@ -30,11 +30,13 @@ import trio
 from triolet.actors.executors.remote.agent import Agent
 from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.port import WorkerPort
+from triolet.actors.executors.threads import clean_up_in_thread
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
 
 logger = logging.getLogger("triolet.runner")
 
+GIVING_BACK: Final = "giving places back to Ray"
 PAUSE_S: Final = 1.0  # between two actors of one place
 INIT: Final = {"include_dashboard": False, "ignore_reinit_error": True}
 ELSEWHERE: Final = ("10.255.255.255", 1)  # an address of no machine in this network; nothing is sent to it
@@ -166,7 +168,7 @@ class RayWorkers:
             self._places.remove(place)
         if free:
             logger.info("Ray gets back the places of %d workers, which are not needed now", len(free))
-            await _leave_in_a_thread(free)
+            await clean_up_in_thread(partial(_leave, free), GIVING_BACK)
 
     async def _try_on(self, reserve: Callable[[], list[Place]]) -> list[Place]:
         """Reserve places; try again until that succeeds."""
@@ -178,8 +180,7 @@ class RayWorkers:
                 await trio.sleep(PAUSE_S)
             else:
                 if self._scope.cancel_called:  # the engine has closed meanwhile
-                    with trio.CancelScope(shield=True):
-                        await _leave_in_a_thread(places)
+                    await clean_up_in_thread(partial(_leave, places), GIVING_BACK)
                 else:
                     self._places += places
                 return places
@@ -236,13 +237,6 @@ def _work_at(place: Place, address: Address, token: str) -> Future[None]:
     )
     work: Future[None] = place.actor.work.remote().future()
     return work
-
-
-async def _leave_in_a_thread(places: Sequence[Place]) -> None:
-    try:
-        await trio.to_thread.run_sync(_leave, places)
-    except RuntimeError:  # there is no thread left, and the event loop waits
-        _leave(places)
 
 
 def _leave(places: Sequence[Place]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Unpack
 
@@ -16,6 +16,7 @@ from triolet.actors.channels import Channels, ReplicatedChannels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.registry import runner_of
 from triolet.actors.executors.replicas import open_executors
+from triolet.actors.executors.threads import clean_up_in_thread
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
@@ -25,7 +26,6 @@ from triolet.config.engine_fields import EngineFields
 from triolet.core.engine_core import EngineCore
 from triolet.core.journal import Journal
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.supervision import shortage_of
 from triolet.core.replicas.autoscale import AutoscalePolicy
 from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.core.scheduling.admission import Admission
@@ -109,27 +109,31 @@ async def run_engine(
     core.sleep.set_sleep_after(config.sleep_after)
     grammars = GrammarRequests(core.masks)
     adapters = AdapterRegistry(config, core.model, executor)
-    engine = Engine(config, core, channels, progress, grammars, adapters)
-    tree = build_supervision_tree(
-        config,
-        core,
-        channels,
-        progress,
-        grammars,
-        executors,
-        load_tokenizer or make_tokenizer_loader(config, core.model),
-        adapters if config.enable_lora else None,
-        on_progress=on_progress,
-        on_step=engine._reporting.report,
-        on_report=engine._note_report,
-        restart_log=engine._restart_log,
-        autoscale=autoscale,
-    )
     failure: BaseException | None = None
     recorder: Recorder | None = None
-    try:
+    async with AsyncExitStack() as stack:
+        engine = Engine(config, core, channels, progress, grammars, adapters)
+        stack.callback(ENGINE_INDICES.give_back, engine.index)
+        stack.push_async_callback(_send_last_spans, engine)
+        stack.push_async_callback(engine._remove_updates)
+        tree = build_supervision_tree(
+            config,
+            core,
+            channels,
+            progress,
+            grammars,
+            executors,
+            load_tokenizer or make_tokenizer_loader(config, core.model),
+            adapters if config.enable_lora else None,
+            on_progress=on_progress,
+            on_step=engine._reporting.report,
+            on_report=engine._note_report,
+            restart_log=engine._restart_log,
+            autoscale=autoscale,
+        )
         if config.record is not None:  # before the model is loaded, which may take minutes
             recorder = open_recorder(config.record)
+            stack.push_async_callback(recorder.close)
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(_keep_alive, engine, tree)
@@ -147,12 +151,6 @@ async def run_engine(
             engine.shut_down()
             channels.worker_calls.fail_all(EngineClosed(SCOPE_ENDED))
             nursery.cancel_scope.cancel()
-    finally:
-        engine._remove_updates()
-        ENGINE_INDICES.give_back(engine.index)
-        await _send_last_spans(engine)
-        if recorder is not None:
-            await recorder.close()
     # The actors are gone, and with them the step; its blocks would stay in quarantine.
     core.abandon_step()
     if failure is not None:
@@ -193,14 +191,8 @@ async def _send_last_spans(engine: Engine) -> None:
     if engine._tracing is not None:
         # Requests that ended since the last step make spans, too.
         engine.tell_stat_loggers()
-        # Shielded: the last spans are sent also if the scope is cancelled. That takes seconds at most.
-        with trio.CancelScope(shield=True):
-            try:
-                await trio.to_thread.run_sync(engine._tracing.close)
-            except RuntimeError as error:
-                if shortage_of(error, "sending the last spans") is None:
-                    raise
-                engine._tracing.close()  # without a thread, the event loop waits
+        # Also if the scope is cancelled: that takes seconds at most.
+        await clean_up_in_thread(engine._tracing.close, "sending the last spans")
 
 
 @trio.lowlevel.enable_ki_protection  # Ctrl-C is raised in the task that opened the engine

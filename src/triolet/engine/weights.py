@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from triolet.actors.executors.threads import run_in_thread
+from triolet.actors.executors.threads import clean_up_in_thread, run_in_thread
 from triolet.config.engine import EngineConfig
 from triolet.core.sleep import WEIGHTS, check_mode
 from triolet.engine.pause import PauseMethods
@@ -116,7 +116,7 @@ class WeightMethods(PauseMethods):
                 # Of two folders one is in use; an exchange that waits for the end of sleep keeps both.
                 unused = former if self.weights_folder == str(folder) else str(folder)
                 if self._core.weights.requested is None and Path(unused).parent == self._updates:
-                    shutil.rmtree(unused, ignore_errors=True)
+                    await self._delete(Path(unused))
             return version
 
     async def _exchange(self, folder: str, mode: str) -> int:
@@ -153,9 +153,14 @@ class WeightMethods(PauseMethods):
 
         self._updates = new_updates_folder()
 
-    def _remove_updates(self) -> None:
+    async def _remove_updates(self) -> None:
         if self._updates is not None:
-            shutil.rmtree(self._updates, ignore_errors=True)
+            await self._delete(self._updates)
+
+    async def _delete(self, folder: Path) -> None:
+        """Delete a folder of weights, which may be gigabytes."""
+        delete = partial(shutil.rmtree, folder, ignore_errors=True)
+        await clean_up_in_thread(delete, "deleting weights", is_inline=self.config.runner == "inline")
 
 
 def _absolute(path: str) -> Path:
