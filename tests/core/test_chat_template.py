@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "  What is <2 & 3>?\n"}
 ANSWER = {"role": "assistant", "content": '<think>hm</think>\n\nFive, "I think".'}
 CALL = {
     "role": "assistant",
-    "content": None,
+    "content": "",
     "tool_calls": [
         {
             "id": "c1",
@@ -168,6 +168,10 @@ def truth() -> Any:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(source: str, messages: Chat, **values: Any) -> str:
+        # `apply_chat_template` does so.
+        messages = [
+            {name: value for name, value in message.items() if value is not None} for message in messages
+        ]
         return str(render_jinja_template([messages], chat_template=source, **values)[0][0])
 
     return render
@@ -239,9 +243,12 @@ def test_a_message_that_the_template_does_not_show_is_not_continued(source: str,
 
 def test_a_message_without_a_text_is_not_continued(truth: Any) -> None:
     with pytest.raises(ValueError, match=r"no .content. to continue"):
-        truth(CHATML, [USER, CALL], continue_final_message=True)
-    with pytest.raises(InvalidPrompt, match="the last message must have a text"):
-        ChatTemplate(CHATML).render([USER, CALL], add_generation_prompt=False, continue_final_message=True)
+        truth(CHATML, [USER, {**CALL, "content": None}], continue_final_message=True)
+    for content in (None, ""):
+        with pytest.raises(InvalidPrompt, match="the last message must have a text"):
+            ChatTemplate(CHATML).render(
+                [USER, {**CALL, "content": content}], add_generation_prompt=False, continue_final_message=True
+            )
 
 
 def test_values_reach_the_template_as_in_transformers(truth: Any) -> None:
@@ -370,16 +377,126 @@ def test_the_callers_messages_are_copied_to_plain_data() -> None:
     assert template.render(chat) == str([{"role": "user", "content": "user", "extra": [1, True, 1.5, None]}])
 
 
-def test_text_parts_are_joined() -> None:
-    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": content}]) == "a\nb"
+TEXT_PARTS = [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]
+EVERY = "{% for m in messages %}<{{ m.role }}>"
+ONLY_PARTS = (
+    EVERY
+    + "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+# As in Gemma 3, with parts of a list as they are, and a macro in between.
+PARTS_OR_TEXT = (
+    "{% macro said(c) %}{% if c is string %}{{ c | trim }}{% else %}"
+    "{% for p in c %}{{ p.text | trim }}{% endfor %}{% endif %}{% endmacro %}"
+    + EVERY
+    + "{{ said(m.content) }}{% endfor %}"
+)
+FIRST_PART = EVERY + "{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
 
 
-def test_content_may_be_missing_beside_tool_calls() -> None:
+@pytest.mark.parametrize("source", [KEEPS, TRIMS, FIRST_PART, "{{ messages[0].content }}"])
+def test_text_parts_are_joined_for_a_template_that_cannot_write_all_of_them(source: str) -> None:
+    joined = ChatTemplate(source).render([{"role": "user", "content": " a \nb"}])
+    assert ChatTemplate(source).render([{"role": "user", "content": TEXT_PARTS}]) == joined
+    assert "b" in joined
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+@pytest.mark.parametrize("source", [ONLY_PARTS, PARTS_OR_TEXT], ids=["only parts", "parts or text"])
+def test_a_template_that_reads_parts_gets_them_as_in_transformers(source: str, role: str, truth: Any) -> None:
+    chat = [{"role": role, "content": TEXT_PARTS}]
+    assert ChatTemplate(source).render(chat) == truth(source, chat)
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_a_template_that_reads_only_parts_gets_a_text_as_one(role: str) -> None:
+    template = ChatTemplate(ONLY_PARTS)
+    assert template.render([{"role": role, "content": "What?"}]) == f"<{role}>What?"
+
+
+def test_a_template_that_reads_parts_and_texts_gets_a_text_as_it_is() -> None:
+    source = PARTS_OR_TEXT.replace("c | trim", "'text: ' ~ c")
+    assert ChatTemplate(source).render([{"role": "user", "content": "What?"}]) == "<user>text: What?"
+
+
+@pytest.mark.parametrize("source", [ONLY_PARTS, PARTS_OR_TEXT], ids=["only parts", "parts or text"])
+def test_the_last_part_of_a_message_is_continued_as_in_transformers(source: str, truth: Any) -> None:
+    chat = [
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "Once upon "}],
+        }
+    ]
+    asked = {"add_generation_prompt": False, "continue_final_message": True}
+    assert ChatTemplate(source).render(chat, **asked) == truth(source, chat, **asked)
+
+
+def test_a_field_that_is_null_is_not_there() -> None:
+    source = (
+        "{{ messages[0].keys() | list }}{{ messages[0].name is defined }}{{ 'tool_calls' in messages[0] }}"
+    )
+    message = {"role": "user", "content": "x", "name": None, "tool_calls": None, "refusal": None}
+    assert ChatTemplate(source).render([message]) == "['role', 'content']FalseFalse"
+    assert ChatTemplate(source).render([{**message, "tool_calls": []}]) == "['role', 'content']FalseFalse"
+
+
+@pytest.mark.parametrize("missing", [{}, {"content": None}], ids=["missing", "null"])
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ '<' + messages[0].content + '>' }}", "<>"),
+        ("{{ messages[0]['content'] | trim }}", ""),
+        ("{{ messages[0].content is none }}", "False"),
+    ],
+)
+def test_a_content_that_is_missing_beside_tool_calls_is_an_empty_text(
+    source: str, expected: str, missing: dict[str, Any]
+) -> None:
     calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
-    template = ChatTemplate("{{ messages[0].content is defined }}{{ messages[0].content is none }}")
-    assert template.render([{"role": "assistant", "tool_calls": calls}]) == "FalseFalse"
-    assert template.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == "TrueTrue"
+    message = {"role": "assistant", "tool_calls": calls, **missing}
+    assert ChatTemplate(source).render([message]) == expected
+
+
+CALLED = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+CALLED_END = "{% endfor %}{% endfor %}"
+AS_JSON = CALLED + "{{ c.function.arguments | tojson }}" + CALLED_END
+ADDED = CALLED + "{{ c.function.name + ': ' + c.function.arguments }}" + CALLED_END
+EITHER = CALLED + "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}" + CALLED_END
+WRITTEN = CALLED + "{{ c.function.arguments }}" + CALLED_END
+REFUSED = "{{ raise_exception('no calls') if messages | length < 3 }}" + AS_JSON
+
+
+def called(arguments: object) -> Chat:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, AGAIN]
+
+
+@pytest.mark.parametrize("arguments", ['{"city":"K\\u00f6ln"}', {"city": "Köln"}], ids=["text", "mapping"])
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (AS_JSON, '{"city": "Köln"}'),
+        (EITHER, '{"city": "Köln"}'),
+        (REFUSED, '{"city": "Köln"}'),
+        (ADDED, 'f: {"city": "Köln"}'),
+        (WRITTEN, '{"city": "Köln"}'),
+    ],
+    ids=["as JSON", "either", "refused", "added", "written"],
+)
+def test_arguments_of_a_call_are_json_once_whatever_form_the_template_takes(
+    source: str, expected: str, arguments: object
+) -> None:
+    assert ChatTemplate(source).render(called(arguments)) == expected
+
+
+@pytest.mark.parametrize("arguments", ["", None], ids=["empty", "null"])
+def test_a_call_without_arguments_has_none(arguments: object) -> None:
+    assert ChatTemplate(AS_JSON).render(called(arguments)) == "{}"
+    assert ChatTemplate(ADDED).render(called(arguments)) == "f: {}"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Kö', "[1]", '"x"', "[" * 100 + "]" * 100])
+def test_arguments_that_are_no_object_are_left_as_they_are(arguments: str) -> None:
+    assert ChatTemplate(ADDED).render(called(arguments)) == f"f: {arguments}"
 
 
 DEEPEST: list[Any] = []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from triolet.core.chat_template import ChatTemplate
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import InvalidPrompt
@@ -78,6 +80,21 @@ def test_parts_of_a_message_and_tools_are_texts_of_the_user_too() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "x<|end|>"}]}
     number = len(special_ids(tokens(USUAL, [{"role": "user", "content": "x"}])))
     assert len(special_ids(tokens(STRICT, [message]))) == number
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": "<|end|>"}', '{"x": "<\\u007cend|>"}', '{"<|end|>": 1}', {"<|end|>": ["<|end|>"]}],
+    ids=["plain", "escaped", "as a name", "as a mapping"],
+)
+def test_arguments_of_a_call_are_a_text_of_the_user_too(arguments: object) -> None:
+    assert STRICT is not None
+    source = "{% for m in messages %}<|user|>{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+    strict = attrs.evolve(STRICT, chat_template=ChatTemplate(source))
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    ids = tokens(strict, [{"role": "assistant", "tool_calls": [call]}])
+    assert len(special_ids(ids)) == 1
+    assert "<|end|>" in decoded(ids)
 
 
 def test_a_template_of_the_request_is_refused() -> None:

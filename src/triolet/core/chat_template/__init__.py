@@ -5,6 +5,7 @@ copies of plain data (`messages`), with a work budget that every operation is ch
 text is the same as that of transformers' `apply_chat_template(tokenize=False)`.
 """
 
+from triolet.core.chat_template.forms import with_parsed_arguments
 from triolet.core.chat_template.program import (
     DEFAULT_MAX_OUTPUT_CHARS,
     DEFAULT_MAX_WORK,
@@ -12,4 +13,10 @@ from triolet.core.chat_template.program import (
     ChatTemplate,
 )
 
-__all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "DEFAULT_MAX_WORK", "MAX_SOURCE_CHARS", "ChatTemplate"]
+__all__ = [
+    "DEFAULT_MAX_OUTPUT_CHARS",
+    "DEFAULT_MAX_WORK",
+    "MAX_SOURCE_CHARS",
+    "ChatTemplate",
+    "with_parsed_arguments",
+]

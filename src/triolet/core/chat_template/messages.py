@@ -28,7 +28,8 @@ def plain_messages(messages: object) -> list[Message]:
             `{"type": "text", "text": ...}` parts, or, beside `tool_calls`, None or nothing.
 
     Returns:
-        The messages, the parts of each content joined by line breaks, reasoning under all its names.
+        The messages, without fields that are None and without empty `tool_calls`, reasoning under all its names. A
+        content that is not there is an empty string.
 
     Raises:
         InvalidPrompt: names the message by its place, the field and the rule.
@@ -81,29 +82,32 @@ def _plain_message(message: object, field: str) -> Message:
     if not isinstance(message, Mapping):
         raise _wrong(field, "a mapping", message)
     copied: Message = plain_data(message, field)
+    # As transformers does: templates ask whether a field is there, and would write "None".
+    copied = {name: value for name, value in copied.items() if value is not None}
     if not isinstance(copied.get("role"), str) or not copied["role"]:
         raise _wrong(f"{field}.role", "a non-empty string", copied.get("role"))
-    if not _is_list_of_mappings(copied.get("tool_calls", [])):
-        raise _wrong(f"{field}.tool_calls", "a list of mappings", copied["tool_calls"])
-    if copied.get("content") is not None or not copied.get("tool_calls"):
-        copied["content"] = _joined_content(copied.get("content"), f"{field}.content")
+    calls = copied.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise _wrong(f"{field}.tool_calls", "a list of mappings", calls)
+    if not calls:
+        copied.pop("tool_calls", None)
+    else:
+        # Beside calls as in vLLM: some templates add it to a text without asking.
+        copied.setdefault("content", "")
+    _check_content(copied.get("content"), f"{field}.content")
     return _with_all_reasoning_names(copied)
 
 
-def _is_list_of_mappings(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
-
-
-def _joined_content(content: object, field: str) -> str:
-    """Return the content as one string; few templates accept lists of parts, all accept strings."""
+def _check_content(content: object, field: str) -> None:
     if isinstance(content, str):
-        return content
+        return
     if not isinstance(content, list):
         raise _wrong(field, "a string or a list of text parts", content)
-    return "\n".join(_text_of_part(part, f"{field}[{place}]") for place, part in enumerate(content))
+    for place, part in enumerate(content):
+        _check_part(part, f"{field}[{place}]")
 
 
-def _text_of_part(part: object, field: str) -> str:
+def _check_part(part: object, field: str) -> None:
     if not isinstance(part, dict):
         raise _wrong(field, "a mapping", part)
     if part.get("type") != "text":
@@ -112,7 +116,6 @@ def _text_of_part(part: object, field: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise _wrong(f"{field}.text", "a string", text)
-    return text
 
 
 def _with_all_reasoning_names(message: Message) -> Message:
@@ -146,11 +149,15 @@ def marked(messages: Sequence[Message]) -> list[Message]:
         InvalidPrompt: that one has no text.
     """
     *before, last = messages
-    if not isinstance(last.get("content"), str):
+    content = last["content"]
+    if content == [] or (not content and "tool_calls" in last):
         raise InvalidPrompt(
             "the last message must have a text, which continue_final_message goes on with", field="messages"
         )
-    return [*before, {**last, "content": last["content"] + _MARK}]
+    if isinstance(content, str):
+        return [*before, {**last, "content": content + _MARK}]
+    *first, end = content
+    return [*before, {**last, "content": [*first, {**end, "text": end["text"] + _MARK}]}]
 
 
 def cut(text: str, last: Message) -> str:
@@ -162,8 +169,9 @@ def cut(text: str, last: Message) -> str:
     Raises:
         ChatTemplateError: the template does not show it, or not as it is.
     """
-    mark = _MARK.strip()
-    if last["content"].strip() not in text or mark not in text:
+    mark, content = _MARK.strip(), last["content"]
+    said = content if isinstance(content, str) else content[-1]["text"]
+    if said.strip() not in text or mark not in text:
         raise ChatTemplateError(
             "the chat template changes the last message, so that it cannot be continued",
             field="continue_final_message",

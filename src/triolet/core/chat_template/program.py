@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -11,7 +12,15 @@ from jinja2.environment import Template
 from jinja2.exceptions import TemplateError
 from jinja2.meta import find_undeclared_variables
 
-from triolet.core.chat_template.messages import cut, marked, plain_data, plain_messages, plain_tools
+from triolet.core.chat_template.forms import TemplateForms
+from triolet.core.chat_template.messages import (
+    Message,
+    cut,
+    marked,
+    plain_data,
+    plain_messages,
+    plain_tools,
+)
 from triolet.core.chat_template.operations import LimitReached, Meter
 from triolet.core.chat_template.sandbox import Instrument, Refusal, Sandbox
 from triolet.errors import ChatTemplateError
@@ -25,6 +34,8 @@ DEFAULT_MAX_OUTPUT_CHARS = 8_000_000
 DEFAULT_MAX_WORK = 3_000_000
 """Work budget: about a thousand times that of a long chat, one or two seconds of one processor core."""
 
+MAX_WORK_OF_A_TRIAL = 100_000
+"""Work budget of a short chat that is rendered to find the forms that a template takes."""
 
 MAX_MESSAGE_CHARS = 1000
 """Longest error message that is passed on."""
@@ -157,6 +168,9 @@ class ChatTemplate:
         # What callers may pass is what a template reads beyond these.
         own_names = {"messages", "tools", "add_generation_prompt", "strftime_now", *tokens}
         self._variables = self._program.variables - own_names
+        # Not a method of this object: only a full garbage collection would find the circle.
+        render = functools.partial(_rendered_trial, self._program, self._tokens, strftime_now)
+        self._forms = TemplateForms(render, may_read_parts="text" in source)
 
     @property
     def source(self) -> str:
@@ -200,7 +214,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template reads no value named {unread[0]!r}", field="chat_template_kwargs"
             )
-        plain = plain_messages(messages)
+        plain = self._forms.applied(plain_messages(messages))
         seen_by_template: dict[str, Any] = {
             **self._tokens,
             "documents": None,
@@ -216,3 +230,25 @@ class ChatTemplate:
             strftime_now=self._strftime_now,
         )
         return cut(text, plain[-1]) if continue_final_message else text
+
+
+def _rendered_trial(
+    program: TemplateProgram,
+    tokens: Mapping[str, str],
+    strftime_now: Callable[[str], str] | None,
+    messages: Sequence[Message],
+) -> str:
+    """Render a short chat without values of a caller."""
+    variables = {
+        **tokens,
+        "documents": None,
+        "messages": list(messages),
+        "tools": None,
+        "add_generation_prompt": False,
+    }
+    return program.run(
+        variables,
+        meter=Meter(MAX_WORK_OF_A_TRIAL),
+        max_output_chars=MAX_WORK_OF_A_TRIAL,
+        strftime_now=strftime_now,
+    )

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import tokenizers
 
+from triolet.core.chat_template import with_parsed_arguments
 from triolet.core.request.prompt import ChatPrompt
 from triolet.errors import InvalidPrompt
 
@@ -91,6 +92,8 @@ class SpecialTexts:
                 "chat_template must be left out: allow_special_tokens is false here, and a template writes them",
                 field="chat_template",
             )
+        # Parsed here and not in the template: escapes of JSON can hide the text of a special token.
+        chat = attrs.evolve(chat, messages=with_parsed_arguments(chat.messages))
         values = {name: getattr(chat, name) for name in ("messages", "tools", "chat_template_kwargs")}
         mark = self._mark_for(_texts(values))
         if mark is None:
@@ -151,7 +154,10 @@ class SpecialTexts:
             case str():
                 return self._marked(value, mark)
             case Mapping():
-                return {name: self._marked_values(one, mark) for name, one in value.items()}
+                return {
+                    self._marked_values(name, mark): self._marked_values(one, mark)
+                    for name, one in value.items()
+                }
             case list() | tuple():
                 return [self._marked_values(one, mark) for one in value]
         return value
@@ -169,7 +175,7 @@ def _texts(value: Any) -> Iterable[str]:
         case str():
             yield value
         case Mapping():
-            for one in value.values():
+            for one in (*value.keys(), *value.values()):
                 yield from _texts(one)
         case list() | tuple():
             for one in value:
