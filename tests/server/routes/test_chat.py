@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
-from tests.server.routes.harness import HELLO, MODEL, serving, texts
+from tests.server.routes.harness import HELLO, MODEL, Scene, serving, texts
+from triolet.nano import PATH as NANO
+from triolet.server import create_app
+from triolet.server.responses.service import open_gateway
+from triolet.testing import open_fake_engine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = {"model": MODEL, "prompt": "HELLO"}
@@ -316,3 +322,43 @@ async def test_tools_reach_the_template_and_unknown_formats_of_calls_are_refused
     async with serving(tool_parser="hermes") as scene:
         answer = await scene.post(CHAT, {**HELLO, "tools": [tool], "max_tokens": 3, "seed": 1})
     assert len(answer.json["choices"][0]["message"]["content"]) == 3
+
+
+# As the template of Mistral 7B v0.3 does.
+NINE_CHARACTERS = """\
+{% for m in messages %}{% for one in [m.tool_call_id] if one is defined %}
+{% if one | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}
+{% endfor %}{% for call in m.tool_calls or [] %}[TOOL_CALLS]
+{% if call.id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}
+{{ call.function | tojson }}{% endfor %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}
+"""
+
+
+async def test_the_ids_of_calls_are_those_that_the_templates_of_mistral_take(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    shutil.copytree(NANO, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(NINE_CHARACTERS)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    item = {"type": "function", **tool["function"]}  # type: ignore[dict-item]
+    question: dict[str, Any] = {"role": "user", "content": "Hi"}
+    async with (
+        open_fake_engine('[TOOL_CALLS]f{"a":1}', tokenizer=str(tmp_path)) as engine,
+        open_gateway(engine) as gateway,
+    ):
+        assert engine.tool_parser == "mistral"
+        scene = Scene(engine, create_app(engine, gateway=gateway), gateway)
+        model = engine.model_name
+        body = {"model": model, "tools": [tool], "max_tokens": 40}
+        said = (await scene.post(CHAT, {**body, "messages": [question]})).json["choices"][0]["message"]
+        [call] = said["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "2"}
+        answer = await scene.post(CHAT, {**body, "messages": [question, said, result]})
+        first = await scene.post("/v1/responses", {"model": model, "tools": [item], "input": "Hi"})
+        [called] = first.json["output"]
+        output = {"type": "function_call_output", "call_id": called["call_id"], "output": "2"}
+        wish = {"model": model, "tools": [item], "input": [output], "previous_response_id": first.json["id"]}
+        second = await scene.post("/v1/responses", wish)
+    assert (call["id"].isalnum(), len(call["id"])) == (True, 9)
+    assert (answer.status, second.status) == (200, 200)
+    assert called["id"].startswith("fc_")

@@ -25,7 +25,7 @@ from triolet.protocol.responses.snapshot import ReplaySkipper
 from triolet.protocol.responses.store import ResponseStore, StoreBudget
 from triolet.protocol.truncation import without_oldest
 from triolet.server.responses.vendor_events import vendor_events
-from triolet.server.transport.ids import new_id
+from triolet.server.transport.ids import id_maker
 
 EmitEvents = Callable[[Sequence[Event]], None]
 """Receives the events of a response."""
@@ -157,7 +157,7 @@ def responses_context(
         access=access_to(engine, config),
         defaults=engine.default_sampling_params(),
         store=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
-        new_id=new_id,
+        new_id=id_maker(engine.tool_parser),
         tool_parser=engine.tool_parser,
         reasoning_parser=engine.reasoning_parser,
         find_resumable=find_resumable,

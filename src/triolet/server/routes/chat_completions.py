@@ -21,7 +21,7 @@ from triolet.server.routes.errors import refusals
 from triolet.server.routes.generation_route import GenerationHandler
 from triolet.server.routes.request_body import read_json
 from triolet.server.routes.sse import EventSender
-from triolet.server.transport.ids import new_id
+from triolet.server.transport.ids import id_maker
 
 
 async def chat_completions(request: Request) -> Response:
@@ -89,6 +89,7 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)
         num_top = self.body.num_top
+        new_id = id_maker(self.context.engine.tool_parser)
         return [
             ChatChoice(
                 index=index,
