@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from triolet.ipc.grammar import Vocabulary
-from triolet.structured_outputs.compiler import GrammarVocabulary
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.ipc.grammar import MaskQuestion, Vocabulary
+from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
 
 EOS = "<|eos|>"
 
@@ -37,3 +38,11 @@ def tokens(tokenizer: Tokenizer, *, has_eos: bool = True) -> GrammarVocabulary:
 def bits(mask: bytes) -> set[int]:
     """The token ids that a mask allows."""
     return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+
+def follows(form: StructuredOutputsParams, text: str) -> bool:
+    """Whether a text is a whole answer of this form."""
+    tokenizer = small_tokenizer()
+    answer = MaskQuestion(0, 0, tuple(tokenizer.encode(text).ids))
+    guided = Grammar(tokens(tokenizer), form).next_mask(answer)
+    return not guided.problem and (guided.is_over or tokenizer.token_to_id(EOS) in bits(guided.mask))

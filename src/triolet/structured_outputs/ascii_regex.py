@@ -12,7 +12,9 @@ MEMBERS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\x0b"}
 
 # A whole class (a bracket that closes right after the opening is a member), an escaped character, or another one.
 _PART = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.|.", re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+# Within a class: a range, or a single member. A dash between two members of which one is a class makes no range.
+_MEMBERS = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)
 
 
 def ascii_classes(regex: str) -> str:
@@ -21,19 +23,37 @@ def ascii_classes(regex: str) -> str:
     Raises:
         ValueError: it ends in a backslash.
     """
-    # Brackets that hold an opposite are left as they are: they cannot be spelled there.
     return "".join(map(_spelled, _PART.findall(regex)))
 
 
 def _spelled(part: str) -> str:
     if part == "\\":
         raise ValueError("regex ends in a backslash")
-    if part.startswith("\\") and (members := MEMBERS.get(part[1].lower())):
-        return f"[^{members}]" if part[1].isupper() else f"[{members}]"
-    if len(part) > 1 and part.startswith("[") and not _holds_opposite(part):
-        return _ESCAPED.sub(lambda found: MEMBERS.get(found[1], found[0]), part)
+    if _is_class(part):
+        spelled = _spelled_member(part)
+        return spelled if part[1].isupper() else f"[{spelled}]"
+    if len(part) > 1 and part.startswith("["):
+        beginning = 2 if part.startswith("[^") else 1
+        return part[:beginning] + _MEMBERS.sub(_spelled_members, part[beginning:-1]) + "]"
     return part
 
 
-def _holds_opposite(brackets: str) -> bool:
-    return any(letter in "DWS" for letter in _ESCAPED.findall(brackets))
+def _spelled_members(found: re.Match[str]) -> str:
+    first, last = found.groups()
+    if first is None:
+        return _spelled_member(found[0])
+    is_range = not (_is_class(first) or _is_class(last))
+    # Escaped: two dashes would take a set from another.
+    ends = (r"\-" if one == "-" else _spelled_member(one) for one in (first, last))
+    return ("-" if is_range else r"\-").join(ends)
+
+
+def _spelled_member(member: str) -> str:
+    if not _is_class(member):
+        return member
+    members = MEMBERS[member[1].lower()]
+    return f"[^{members}]" if member[1].isupper() else members
+
+
+def _is_class(member: str) -> bool:
+    return member.startswith("\\") and member[1:].lower() in MEMBERS

@@ -61,7 +61,7 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
 def _json_options(params: StructuredOutputsParams) -> JsonCompileOptions:
     if params.disable_any_whitespace:
         return {"whitespace_flexible": False}
-    return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
+    return {"whitespace_pattern": ascii_classes(params.whitespace_pattern or WHITESPACE_PATTERN)}
 
 
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
