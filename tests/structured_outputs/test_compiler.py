@@ -165,13 +165,28 @@ def test_masks_are_as_long_as_the_models_vocabulary(tokenizer: Tokenizer, vocab_
         ({"regex": r"[^\s\S]"}, "no text follows it"),
         ({"grammar": 'start: "a" nosuch'}, "unknown name"),
         ({"grammar": "start: start"}, "no text follows it"),
-        ({"grammar": "?!"}, "Expected"),
+        ({"grammar": "?!"}, r"1\(3\): lexer error"),
         ({"json": {"type": "nosuch"}}, "Invalid type: nosuch"),
         ({"json": {"enum": []}}, "Unsatisfiable"),
         ({"json": {"type": "string", "pattern": "(?=a)"}}, "regex parse error"),
         ({"json": {"type": "string", "format": "nosuch"}}, "Unknown format"),
         ({"json": {"$ref": "https://host/schema"}}, "not present|retriev"),
         ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
+        (
+            {"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+            "^oneOf must have schemas that exclude each other; anyOf takes others$",
+        ),
+        (
+            {"json_object": True, "whitespace_pattern": "("},
+            "^whitespace_pattern must be a regular expression: ",
+        ),
+        (
+            {"json_object": True, "whitespace_pattern": "\\"},
+            "^whitespace_pattern must be a regular expression: ",
+        ),
+        ({"grammar": "?start: 5"}, r"1\(9\): Expected value"),
+        ({"grammar": 'start ::= "x"'}, "No 'root' rule found"),
+        ({"grammar": 'root ::= "\\ud83d"'}, r"grammar must escape characters of Unicode, got \\ud83d"),
     ],
 )
 def test_a_wrong_grammar_is_refused_with_the_reason(

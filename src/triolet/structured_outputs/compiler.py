@@ -131,7 +131,10 @@ def _cleared(mask: bytearray, token_ids: Iterable[int]) -> bytearray:
 
 def _problem(error: object) -> str:
     """Return one line with the beginning of the library's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    if "coerce_one_of" in text:  # an option of the library that requests do not have
+        return "oneOf must have schemas that exclude each other; anyOf takes others"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith("NoExtension"):
         return "no text follows it"
     return "; ".join(line for line in lines[:3] if not line.startswith("<"))[:MAX_PROBLEM_CHARS]

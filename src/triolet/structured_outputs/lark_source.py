@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.structured_outputs.ascii_regex import ascii_classes
+from triolet.structured_outputs.grammar_notation import lark_grammar
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 from triolet.structured_outputs.tool_call_grammar import tool_calls_source
 
@@ -55,13 +55,27 @@ def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken)
             lines = " | ".join(json.dumps(choice) for choice in params.choice or ())
             return LLMatcher.grammar_from_lark(f"start: {lines}")
         case _:
-            return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+            return LLMatcher.grammar_from_lark(lark_grammar(params.grammar or ""))
 
 
 def _json_options(params: StructuredOutputsParams) -> JsonCompileOptions:
     if params.disable_any_whitespace:
         return {"whitespace_flexible": False}
-    return {"whitespace_pattern": ascii_classes(params.whitespace_pattern or WHITESPACE_PATTERN)}
+    if params.whitespace_pattern is None:
+        return {"whitespace_pattern": WHITESPACE_PATTERN}
+    return {"whitespace_pattern": _checked_whitespace(params.whitespace_pattern)}
+
+
+def _checked_whitespace(pattern: str) -> str:
+    """Return the pattern with classes of ASCII; the error of a schema with it would not say what is wrong."""
+    try:
+        pattern = ascii_classes(pattern)
+        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise ValueError(f"whitespace_pattern must be a regular expression: {problem}")
+    return pattern
 
 
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
