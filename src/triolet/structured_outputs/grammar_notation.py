@@ -1,4 +1,4 @@
-"""Notations of context-free grammars: Lark's, which llguidance reads, and llama.cpp's GBNF, which is converted to it."""
+"""Notations of context-free grammars: Lark's, which llguidance reads, and GBNF of llama.cpp, which is converted."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.structured_outputs.ascii_regex import ascii_classes
 from triolet.structured_outputs.grammar_notation import lark_grammar
+from triolet.structured_outputs.json_schema import drop_unknown_formats, forbid_additional_properties
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 from triolet.structured_outputs.tool_call_grammar import tool_calls_source
 
@@ -19,9 +20,6 @@ WHITESPACE_PATTERN = r"[ ]|\r?\n[ \t]{0,16}"
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
-
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
 def grammar_source(params: StructuredOutputsParams, special_token: SpecialToken) -> str:
@@ -81,7 +79,8 @@ def _checked_whitespace(pattern: str) -> str:
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
     if not isinstance(schema, dict):  # true and false are schemas, too; options cannot be written into them
         schema = {"anyOf": [schema]}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
+    text = json.dumps(drop_unknown_formats(schema))
+    return LLMatcher.grammar_from_json_schema(text, overrides=_json_options(params))
 
 
 def _tagged_source(tag: Any, params: StructuredOutputsParams, special_token: SpecialToken) -> str:
@@ -114,21 +113,4 @@ def _structure(
 
 
 def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _json_options(params)})
-
-
-def forbid_additional_properties(schema: Any) -> Any:
-    """Return the schema with `additionalProperties: false` on each object that does not say otherwise."""
-    if not isinstance(schema, dict):
-        return schema
-    changed = dict(schema)
-    for keyword, value in schema.items():
-        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            changed[keyword] = {name: forbid_additional_properties(inner) for name, inner in value.items()}
-        elif keyword in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            changed[keyword] = [forbid_additional_properties(inner) for inner in value]
-        elif keyword in ("items", "additionalProperties", "if", "then", "else", "not"):
-            changed[keyword] = forbid_additional_properties(value)
-    if schema.get("type") == "object" or isinstance(schema.get("properties"), dict):
-        changed.setdefault("additionalProperties", False)
-    return changed
+    return "%json " + json.dumps({**drop_unknown_formats(schema), "x-guidance": _json_options(params)})
