@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from triolet.core.chat_template.messages import plain_messages
+from triolet.core.chat_template import ChatTemplate
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput
 from triolet.core.request.params import SamplingParams
@@ -153,7 +153,7 @@ def test_a_refusal_in_the_history_is_what_the_assistant_said(said: dict[str, Any
         {"role": "user", "content": "y"},
     ]
     request = ChatRequest.of({"model": "m", "messages": history})
-    assert plain_messages(request.messages.messages)[1]["content"] == "No."
+    assert ChatTemplate("{{ messages[1].content }}").render(request.messages.messages) == "No."
 
 
 def test_a_schema_becomes_a_constraint() -> None:
