@@ -28,7 +28,8 @@ namespace {
       _(num_kv_heads), _(head_dim), _(rotary_dim), _(sliding_window), _(interleaved), _(only_queries), _(scale),  \
       _(output_scale)
 #define LAYER_INPUTS(_)                                                                                           \
-  _(embedding), _(projection), _(norm), _(size), _(embedding_scale), _(projection_scale), _(scale)
+  _(embedding), _(projection), _(norm), _(size), _(embedding_format), _(embedding_scale), _(projection_scale),     \
+      _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(learned_positions), _(query_factors), _(final_norm), _(final_norm_bias), _(head),     \
       _(argmax_filter), _(layer_inputs), _(num_layers), _(hidden), _(num_heads), _(dtype), _(gelu),               \

@@ -78,7 +78,7 @@ class LayerInputsStruct(ctypes.Structure):
         ("embedding", _P),
         ("projection", LinearStruct),
         ("norm", _P),
-        ("size", _I),
+        *((name, _I) for name in ("size", "embedding_format")),
         *((name, _F) for name in ("embedding_scale", "projection_scale", "scale")),
     )
 

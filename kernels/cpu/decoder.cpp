@@ -594,15 +594,25 @@ class Worker {
                put_panel(inputs.projection, row, panel, sums, shared_.layer_inputs);
              });
     stage(step_.num_tokens, [&](int token) {
-      float* to = shared_.layer_inputs + token * width;
-      const T* rows = static_cast<const T*>(inputs.embedding) + step_.token_ids[token] * width;
+      static thread_local Scratch scratch;
+      float *to = shared_.layer_inputs + token * width, *rows = scratch.floats(width);
+      read_layer_rows(inputs, static_cast<int>(step_.token_ids[token]), rows);
       for (int i = 0; i < width; ++i) to[i] *= inputs.projection_scale;
       for (float* part = to; part < to + width; part += inputs.size) {
         const float mean_square = sum_of_squares(part, inputs.size) / inputs.size;
         scale_row(part, inputs.norm, 1.0f / std::sqrt(mean_square + model_.eps), inputs.size, part);
       }
-      for (int i = 0; i < width; ++i) to[i] = (to[i] + widen(rows[i]) * inputs.embedding_scale) * inputs.scale;
+      for (int i = 0; i < width; ++i) to[i] = (to[i] + rows[i] * inputs.embedding_scale) * inputs.scale;
     });
+  }
+
+  // Read a token's rows of all layers.
+  static void read_layer_rows(const LayerInputs& inputs, int id, float* to) {
+    const int width = inputs.projection.num_out;
+    if (inputs.embedding_format)
+      return decode_file_row(inputs.embedding_format, static_cast<const uint8_t*>(inputs.embedding), id, width, to);
+    const T* from = static_cast<const T*>(inputs.embedding) + static_cast<ptrdiff_t>(id) * width;
+    for (int i = 0; i < width; ++i) to[i] = widen(from[i]);
   }
 
   void add_layer_input(const Layer& layer, int index) {

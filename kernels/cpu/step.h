@@ -45,10 +45,11 @@ struct Layer {
 // An input of each layer beside the residual stream: of the rows that a token has in a table of its own, and of its
 // embedding.
 struct LayerInputs {
-  const void* embedding;  // [rows, num_layers * size]
+  const void* embedding;  // [rows, num_layers * size], of the model's dtype or of a file's blocks
   Linear projection;      // of the embedding; num_layers * size outputs
   const float* norm;      // [size], of each layer's part of the projection
-  int32_t size;           // 0 = the model has no such inputs
+  int32_t size;              // 0 = the model has no such inputs
+  int32_t embedding_format;  // as that of Model
   float embedding_scale, projection_scale, scale;  // factors of the rows, of the projection, of their sum
 };
 

@@ -263,7 +263,8 @@ def _build_mlp(
 
 def router_norm_weight(config: DecoderConfig, prefix: str, weights: WeightReader) -> Tensor:
     """Return the weight of the norm through which the router reads the residual stream, [hidden]."""
-    return weights[prefix + "router_norm"] * config.hidden_size**-0.5
+    scale: Tensor = weights[prefix + "router_norm"]
+    return scale.mul(config.hidden_size**-0.5)
 
 
 def _build_router(moe: MoeConfig, prefix: str, weights: WeightReader) -> ExpertRouter:

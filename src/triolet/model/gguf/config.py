@@ -22,11 +22,9 @@ from triolet.model.architectures.families import parse_decoder_fields
 from triolet.model.architectures.family_common import FULL, SLIDING
 from triolet.model.folder.json_fields import Fields
 from triolet.model.gguf.checkpoint import GgufCheckpoint, gguf_checkpoint
-from triolet.model.gguf.file import GgufArray, GgufFile, GgufTensor
-
-# Tensors of divisors of the rotary frequencies: one for every length, and two that LongRoPE chooses from.
-_DIVISORS = "rope_freqs.weight"
-_LONGROPE = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+from triolet.model.gguf.file import GgufArray, GgufFile
+from triolet.model.gguf.metadata import GgufMetadata
+from triolet.model.gguf.rope import DIVISORS, LONGROPE, rope_parameters
 
 _NAMES = TensorNames(
     prefix="",
@@ -47,14 +45,30 @@ _NAMES = TensorNames(
     expert_out="ffn_down_exps.{expert}",
     # rotary factors go into the configuration
     ignored=(
-        _DIVISORS,
-        *_LONGROPE.values(),
+        DIVISORS,
+        *LONGROPE.values(),
         "attn_rot_embd.weight",
     ),
 )
 _PHI3_NAMES = attrs.evolve(_NAMES, qkv=("attn_qkv",), mlp_in=("ffn_up",))
 _GPT_OSS_NAMES = attrs.evolve(_NAMES, mlp_norm="post_attention_norm", sinks="attn_sinks.weight")
 _GEMMA_NAMES = attrs.evolve(_NAMES, post_attention_norm="post_attention_norm", post_mlp_norm="post_ffw_norm")
+_GEMMA4_NAMES = attrs.evolve(
+    _GEMMA_NAMES,
+    layer_scale="layer_output_scale.weight",
+    layer_inputs_embedding="per_layer_token_embd",
+    layer_inputs_projection="per_layer_model_proj",
+    layer_inputs_norm="per_layer_proj_norm",
+    layer_input_gate="inp_gate",
+    layer_input_out="proj",
+    post_layer_input_norm="post_norm",
+    router_scale="ffn_gate_inp.scale",
+    expert_in=("ffn_gate_up_exps.{expert}",),
+    expert_scales="ffn_down_exps.scale",
+    post_dense_norm="post_ffw_norm_1",
+    experts_norm="pre_ffw_norm_2",
+    post_experts_norm="post_ffw_norm_2",
+)
 
 # Keys that would change what is computed, and that no family here honours.
 _NOT_HONOURED = (
@@ -71,74 +85,8 @@ TURN_ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <|end_of_text|> <EOT> <end_of_utterance> "
     "<|return|> <|call|>".split()
 )
-_MAX_LAYERS = 1024
-_MAX_CONTEXT = 2**24
-"""Longest context, tokens: above any model's."""
-
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens in the metadata: special tokens, and texts that are always one token."""
-
-
-@attrs.frozen
-class GgufMetadata:
-    """Metadata of a model, with the keys of its architecture by their last part."""
-
-    file: GgufFile
-
-    @property
-    def architecture(self) -> str:
-        name = self.file.metadata.get("general.architecture")
-        if not isinstance(name, str):
-            raise ModelFileError(self.file.path, f"general.architecture must be a string; got {name!r}")
-        return name
-
-    @property
-    def fields(self) -> Fields:
-        """Keys of the architecture, without its name before them."""
-        prefix = f"{self.architecture}."
-        values = {
-            key.removeprefix(prefix): self._plain(key) for key in self.file.metadata if key.startswith(prefix)
-        }
-        return Fields(self.file.path, values, prefix)
-
-    def _plain(self, key: str) -> Any:
-        """Return a value; of an array with a number per layer, all the same, that number."""
-        value = self.file.metadata[key]
-        if isinstance(value, GgufArray) and value.holds_numbers and 0 < value.count <= _MAX_LAYERS:
-            same = set(value.numbers())
-            return same.pop() if len(same) == 1 else value
-        return value
-
-    def required(self, name: str) -> int:
-        """Return an integer of at least 1 that must be there."""
-        if name not in self.fields:
-            raise ModelFileError(self.file.path, f"{self.architecture}.{name} is missing")
-        return self.fields.integer(name, 0)
-
-    @property
-    def num_layers(self) -> int:
-        number = self.required("block_count")
-        if number > len(self.file.tensors):  # the decoder makes a plan for each
-            raise self.fields.wrong(
-                "block_count", f"at most the number of tensors ({len(self.file.tensors)})"
-            )
-        return number
-
-    @property
-    def num_experts(self) -> int:
-        number = self.required("expert_count")
-        stacked = max((tensor.shape[0] for tensor in self.expert_stacks), default=0)
-        if number > stacked:
-            raise self.fields.wrong("expert_count", f"at most the number of experts in a tensor ({stacked})")
-        return number
-
-    @property
-    def expert_stacks(self) -> list[GgufTensor]:
-        """Tensors that hold a matrix of each expert, [num_experts, num_out, num_in]."""
-        tensors = self.file.tensors.items()
-        return [
-            tensor for name, tensor in tensors if name.endswith("_exps.weight") and len(tensor.shape) == 3
-        ]
 
 
 @attrs.frozen
@@ -150,6 +98,9 @@ class _Architecture:
     permutes_heads: bool = False  # the rows of the query and key projections are permuted
     norm_offset: float = 0.0  # added to stored norm weights
     rotates_part: bool = False  # rope.dimension_count may be less than a head
+    # Keys of `_NOT_HONOURED` that it honours, and those that may hold an array of a number per layer.
+    honours: frozenset[str] = frozenset()
+    varies: frozenset[str] = frozenset()
     more: Callable[[GgufMetadata], dict[str, Any]] = lambda metadata: {}  # fields beyond the common ones
 
 
@@ -159,7 +110,7 @@ def _window(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def _phi3(metadata: GgufMetadata) -> dict[str, Any]:
-    share = _rotary_dimensions(metadata) / _head_dim(metadata)
+    share = metadata.rotary_dimensions / metadata.head_dim
     return {**_window(metadata), "partial_rotary_factor": share}
 
 
@@ -191,7 +142,7 @@ _LAYERS_OF_GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 
 def _gemma2(metadata: GgufMetadata) -> dict[str, Any]:
-    head_dim = _head_dim(metadata)
+    head_dim = metadata.head_dim
     if metadata.num_layers == _LAYERS_OF_GEMMA_27B[metadata.architecture]:
         head_dim = metadata.required("embedding_length") // metadata.required("attention.head_count")
     fields = metadata.fields
@@ -211,7 +162,57 @@ def _gemma3(metadata: GgufMetadata) -> dict[str, Any]:
         "attn_logit_softcapping": fields.optional_number("attn_logit_softcapping"),
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping"),
         "sliding_window_pattern": fields.integer("attention.sliding_window_pattern", 6),
-        "rope_parameters": {FULL: _rope_parameters(metadata, 1_000_000.0), SLIDING: local},
+        "rope_parameters": {FULL: rope_parameters(metadata, 1_000_000.0), SLIDING: local},
+    }
+
+
+def _gemma4(metadata: GgufMetadata) -> dict[str, Any]:
+    fields, tensors = metadata.fields, metadata.file.tensors
+    pattern = fields.values.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, GgufArray):
+        raise fields.wrong("attention.sliding_window_pattern", "a truth value for each layer")
+    slides = pattern.numbers()
+    if len(slides) != metadata.num_layers or all(slides):
+        raise fields.wrong("attention.sliding_window_pattern", "a truth value for each layer, not all true")
+    head_dim = fields.integer("attention.key_length_swa", metadata.head_dim)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if fields.integer(name, head_dim) != head_dim:
+            raise fields.wrong(name, f"attention.key_length_swa ({head_dim})")
+    heads = metadata.per_layer("attention.head_count_kv", metadata.required("attention.head_count"))
+    whole = [index for index, is_sliding in enumerate(slides) if not is_sliding]
+    shared = fields.integer("attention.shared_kv_layers", 0, minimum=0)
+    widths = metadata.per_layer("feed_forward_length", 1)
+    own = widths[0]
+    is_wide = any(width != own for width in widths)
+    if is_wide and widths != [own] * (len(widths) - shared) + [2 * own] * shared:
+        raise fields.wrong("feed_forward_length", "one number, or twice as many in layers that share a cache")
+    local = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
+    table = tensors.get("per_layer_token_embd.weight")
+    more: dict[str, Any] = {}
+    if fields.values.get("expert_count"):
+        more = {
+            "enable_moe_block": True,
+            "num_experts": metadata.num_experts,
+            "top_k_experts": metadata.required("expert_used_count"),
+            "moe_intermediate_size": metadata.required("expert_feed_forward_length"),
+        }
+    return more | {
+        "head_dim": head_dim,
+        "num_key_value_heads": next((heads[i] for i, slide in enumerate(slides) if slide), heads[0]),
+        "intermediate_size": own,
+        "use_double_wide_mlp": is_wide,
+        "layer_types": [SLIDING if is_sliding else FULL for is_sliding in slides],
+        "per_layer_config": {
+            str(index): {"head_dim": metadata.head_dim, "num_key_value_heads": heads[index]}
+            for index in whole
+        },
+        "attention_k_eq_v": f"blk.{whole[0]}.attn_v.weight" not in tensors,
+        "sliding_window": fields.integer("attention.sliding_window", 512),
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": fields.integer("embedding_length_per_layer_input", 0, minimum=0),
+        "vocab_size_per_layer_input": 1 if table is None else table.shape[0],
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping"),
+        "rope_parameters": {FULL: rope_parameters(metadata, 1_000_000.0), SLIDING: local},
     }
 
 
@@ -219,7 +220,7 @@ def _gpt_oss(metadata: GgufMetadata) -> dict[str, Any]:
     width = metadata.fields.integer(
         "expert_feed_forward_length", metadata.fields.integer("feed_forward_length", 1)
     )
-    rope = _rope_parameters(metadata, 150_000.0)
+    rope = rope_parameters(metadata, 150_000.0)
     if rope["rope_type"] == "yarn":  # the model's own, which no key tells
         rope["truncate"] = False
     return {
@@ -240,6 +241,13 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "gemma": _Architecture("GemmaForCausalLM", norm_offset=-1.0),
     "gemma2": _Architecture("Gemma2ForCausalLM", names=_GEMMA_NAMES, norm_offset=-1.0, more=_gemma2),
     "gemma3": _Architecture("Gemma3ForCausalLM", names=_GEMMA_NAMES, norm_offset=-1.0, more=_gemma3),
+    "gemma4": _Architecture(
+        "Gemma4ForCausalLM",
+        names=_GEMMA4_NAMES,
+        honours=frozenset({"attention.shared_kv_layers", "attention.key_length_swa"}),
+        varies=frozenset({"attention.head_count_kv", "feed_forward_length"}),
+        more=_gemma4,
+    ),
     "gpt-oss": _Architecture("GptOssForCausalLM", names=_GPT_OSS_NAMES, more=_gpt_oss),
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
@@ -275,7 +283,7 @@ def _architecture_of(metadata: GgufMetadata) -> _Architecture:
             f"{metadata.file.path}: general.architecture must be one of {', '.join(ARCHITECTURES)}; got {name!r}"
         )
     for key in _NOT_HONOURED:
-        if fields.values.get(key):
+        if fields.values.get(key) and key not in _ARCHITECTURES[name].honours:
             raise UnsupportedModel(
                 f"{metadata.file.path}: {name}.{key} must be absent or zero; got {fields.values[key]!r}"
             )
@@ -287,110 +295,10 @@ def _architecture_of(metadata: GgufMetadata) -> _Architecture:
     return found
 
 
-def _head_dim(metadata: GgufMetadata) -> int:
-    heads = metadata.required("attention.head_count")
-    return metadata.fields.integer(
-        "attention.key_length", max(1, metadata.required("embedding_length") // heads)
-    )
-
-
-def _rotary_dimensions(metadata: GgufMetadata) -> int:
-    return metadata.fields.integer("rope.dimension_count", _head_dim(metadata))
-
-
-def _rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) -> dict[str, Any]:
-    fields = metadata.fields
-    base = {"rope_theta": fields.number("rope.freq_base", default_theta)}
-    if base["rope_theta"] <= 1.0:
-        raise fields.wrong("rope.freq_base", "a number greater than 1")
-    context_length = metadata.required("context_length")
-    if context_length > _MAX_CONTEXT:  # there is a row of cosines for each position
-        raise fields.wrong("context_length", f"at most {_MAX_CONTEXT}")
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
-    kind = _scaling_type(metadata, factor)
-    original = fields.integer("rope.scaling.original_context_length", context_length, minimum=2)
-    attention_factor = fields.optional_number("rope.scaling.attn_factor")
-    has_divisors = _DIVISORS in metadata.file.tensors
-    match kind:
-        case "none" | "linear" if has_divisors or attention_factor not in (None, 1.0):
-            # A divisor per frequency, such as Llama 3.1's rule worked out, and an attention factor: what LongRoPE does
-            # without its two lengths.
-            stretch = (factor or 1.0) if kind == "linear" else 1.0
-            given = (
-                _factors(metadata, _DIVISORS) if has_divisors else [1.0] * (_rotary_dimensions(metadata) // 2)
-            )
-            divisors = [stretch * divisor for divisor in given]
-            longrope = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
-            magnitude = 1.0 if attention_factor is None else attention_factor
-            return {
-                **base, **longrope, "attention_factor": magnitude, "original_max_position_embeddings": context_length
-            }  # fmt: skip
-        case "none":
-            return {**base, "rope_type": "default"}
-        case "linear":
-            return {**base, "rope_type": "linear", "factor": factor or 1.0}
-        case "yarn":
-            beta_fast = fields.number("rope.scaling.yarn_beta_fast", 32.0)
-            beta_slow = fields.number("rope.scaling.yarn_beta_slow", 1.0)
-            if not 0 < beta_slow <= beta_fast:
-                raise fields.wrong(
-                    "rope.scaling.yarn_beta_fast", f"at least yarn_beta_slow ({beta_slow}), above 0"
-                )
-            yarn = {"rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow}
-            magnitude = fields.number("rope.scaling.yarn_attn_factor", attention_factor or 1.0)
-            if magnitude != 1.0 and factor > 1.0:
-                yarn["attention_factor"] = magnitude * (0.1 * math.log(factor) + 1.0)
-            return {**base, **yarn, "original_max_position_embeddings": original}
-        case "longrope":
-            factors: dict[str, Any] = {
-                f"{length}_factor": _factors(metadata, name) for length, name in _LONGROPE.items()
-            }
-            if attention_factor is not None:
-                factors["attention_factor"] = attention_factor
-            return {**base, "rope_type": "longrope", **factors, "original_max_position_embeddings": original}
-        case _:
-            raise UnsupportedModel(
-                f"{metadata.file.path}: {fields.prefix}rope.scaling.type must be one of none, linear, yarn, longrope; "
-                f"got {kind!r}"
-            )
-
-
-def _scaling_type(metadata: GgufMetadata, factor: float) -> str:
-    """Return the rule of rotary positions, by its key or, where that is missing, by the tensors that it needs.
-
-    Raises:
-        UnsupportedModel: the file has factors that this rule does not use.
-    """
-    fields, tensors = metadata.fields, metadata.file.tensors
-    # llama.cpp's converter writes LongRoPE's tensors and not its name
-    is_longrope = all(name in tensors for name in _LONGROPE.values())
-    implied = "longrope" if is_longrope else "none" if factor in (0.0, 1.0) else "linear"
-    kind = fields.text("rope.scaling.type", implied)
-    uses: tuple[str, ...] = {"longrope": tuple(_LONGROPE.values()), "yarn": ()}.get(kind, (_DIVISORS,))
-    for name in (_DIVISORS, *_LONGROPE.values()):
-        if name in tensors and name not in uses:
-            raise UnsupportedModel(
-                f"{metadata.file.path}: tensor {name!r} must be absent where {fields.prefix}rope.scaling.type is "
-                f"{kind!r}; got a tensor of shape {list(tensors[name].shape)}"
-            )
-    return kind
-
-
-def _factors(metadata: GgufMetadata, name: str) -> list[float]:
-    tensor = metadata.file.tensors.get(name)
-    if tensor is None or len(tensor.shape) != 1 or tensor.num_bytes > 2**16:
-        raise ModelFileError(
-            metadata.file.path, f"tensor {name!r} must be there, with a number per pair of a head"
-        )
-    values = gguf_checkpoint({name: tensor}, torch.float32, permuted_heads={}, norm_offset=0.0).read(name)
-    factors: list[float] = values.tolist()
-    return factors
-
-
 def _config_of(metadata: GgufMetadata, architecture: _Architecture) -> dict[str, Any]:
     """Return what config.json would say."""
     fields, tensors = metadata.fields, metadata.file.tensors
-    head_dim, rotated = _head_dim(metadata), _rotary_dimensions(metadata)
+    head_dim, rotated = metadata.head_dim, metadata.rotary_dimensions
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise fields.wrong("attention.value_length", f"that of the keys ({head_dim})")
     if rotated != head_dim and not architecture.rotates_part:
@@ -402,19 +310,25 @@ def _config_of(metadata: GgufMetadata, architecture: _Architecture) -> dict[str,
             metadata.file.path, f"{fields.prefix}attention.layer_norm_rms_epsilon is missing"
         )
     heads = metadata.required("attention.head_count")
+
+    def one_of(name: str, default: int) -> int:
+        if name in architecture.varies:
+            return metadata.per_layer(name, default)[0]
+        return fields.integer(name, default)
+
     common = {
         "architectures": [architecture.hf_name],
         "vocab_size": embedding.shape[0],
         "hidden_size": metadata.required("embedding_length"),
-        "intermediate_size": fields.integer("feed_forward_length", 1),
+        "intermediate_size": one_of("feed_forward_length", 1),
         "num_hidden_layers": metadata.num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": one_of("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.required("context_length"),
         "original_max_position_embeddings": fields.optional_integer("rope.scaling.original_context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", 0.0),
-        "rope_parameters": _rope_parameters(metadata),
+        "rope_parameters": rope_parameters(metadata),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     return common | architecture.more(metadata)
@@ -435,9 +349,15 @@ def read_decoder_config(file: GgufFile, *, max_model_len: int | None = None) -> 
     architecture = _architecture_of(metadata)
     config = _config_of(metadata, architecture)
     parsed = parse_decoder_fields(Fields(file.path, config), max_model_len=max_model_len)
+    unused = tuple(
+        f"blk.{index}.{name}.weight"
+        for index, layer in enumerate(parsed.layers)
+        if layer.reads_cache_of is not None
+        for name in ("attn_k", "attn_v", "attn_k_norm")
+    )
     return attrs.evolve(
         parsed,
-        names=architecture.names,
+        names=attrs.evolve(architecture.names, ignored=(*architecture.names.ignored, *unused)),
         module_names=parsed.names,
         # the converter writes a bias exactly where the model has one
         qkv_bias=f"blk.0.{architecture.names.qkv[0]}.bias" in file.tensors,

@@ -167,8 +167,7 @@ class _Planner:
         self.kept += (layers, positions, self.facts.query_factors)
         return ModelStruct(
             layers=ctypes.addressof(layers),
-            embedding=embedding.address if isinstance(embedding, MappedRows) else pointer(embedding),
-            embedding_format=embedding.format.number if isinstance(embedding, MappedRows) else 0,
+            **_table(embedding),
             learned_positions=pointer(positions),
             query_factors=pointer(self.facts.query_factors),
             final_norm=self._norm("final_norm"),
@@ -258,11 +257,12 @@ class _Planner:
     def _layer_inputs(self) -> LayerInputsStruct:
         if (inputs := self.config.layer_inputs) is None:
             return LayerInputsStruct()
-        table = self.weights["layer_inputs.embedding.weight"]
+        name = "layer_inputs.embedding"
+        table = self.method.map_kept(self.weights, name) or self.weights[f"{name}.weight"]
         self.kept.append(table)
         scales = layer_input_scales(self.config, inputs, self.weights.dtype)
         return LayerInputsStruct(
-            embedding=table.data_ptr(),
+            **_table(table),
             projection=self._linear("layer_inputs.projection").struct(),
             norm=self._norm("layer_inputs.norm"),
             size=inputs.size,
@@ -376,3 +376,10 @@ class _Planner:
         wide = stored.float() + offset
         self.kept.append(wide)
         return wide.data_ptr()
+
+
+def _table(rows: Tensor | MappedRows | None) -> dict[str, int | None]:
+    """Return the address and the format of an embedding, as fields of a struct."""
+    if isinstance(rows, MappedRows):
+        return {"embedding": rows.address, "embedding_format": rows.format.number}
+    return {"embedding": pointer(rows), "embedding_format": 0}
