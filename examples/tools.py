@@ -44,6 +44,7 @@ async def main(model: str | None, question: str, is_auto: bool) -> None:
             "auto" if is_auto else {"type": "function", "function": {"name": "add"}},
             tool_parser=engine.tool_parser,
             reasoning_parser=engine.reasoning_parser,
+            tokenizer=engine.tokenizer,
         )
         prompt = {"messages": [{"role": "user", "content": question}], "tools": plan.template_tools}
         params = attrs.evolve(

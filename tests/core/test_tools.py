@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from triolet.core.request.structured_outputs import CALL_FORMATS, StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -305,6 +306,49 @@ def test_auto_looks_for_calls_and_forces_nothing() -> None:
     assert plan.template_tools is not None
     assert [tool["function"]["name"] for tool in plan.template_tools] == ["get_weather", "get_time"]
     assert read(plan.parser(), "[TOOL_CALLS]get_time[ARGS]{}") == call(0, "get_time", "{}")
+
+
+@attrs.frozen
+class Specials:
+    """A tokenizer with these special tokens; any other text is one token, too."""
+
+    special: Sequence[str]
+    texts: list[str] = attrs.field(factory=list)
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        assert message.prompt is None
+        self.texts.extend(message.marks)
+        return Tokenized(None, (), (), tuple((self.texts.index(mark),) for mark in message.marks))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        texts = (self.texts[token_id] for token_id in token_ids)
+        return "".join(text for text in texts if not (skip_special_tokens and text in self.special))
+
+
+@pytest.mark.parametrize(
+    ("choice", "parsers", "special", "shows"),
+    [
+        (None, {"reasoning_parser": "mistral"}, ["[THINK]", "[/THINK]"], True),
+        (None, {"reasoning_parser": "mistral"}, ["[TOOL_CALLS]"], False),
+        (None, {"reasoning_parser": "qwen3"}, ["</think>"], True),
+        ("none", {"reasoning_parser": "qwen3"}, ["</think>"], True),
+        ("required", {"reasoning_parser": "qwen3"}, ["<think>"], True),
+        ("required", {"tool_parser": "hermes"}, ["<tool_call>"], False),
+        ("auto", {"tool_parser": "hermes"}, ["</tool_call>"], True),
+        ("auto", {"tool_parser": "mistral"}, [], False),
+        ("none", {"tool_parser": "mistral"}, ["[TOOL_CALLS]"], False),
+    ],
+)
+def test_special_tokens_are_shown_where_one_of_them_is_a_mark_that_is_looked_for(
+    choice: str | None, parsers: dict[str, str], special: list[str], shows: bool
+) -> None:
+    plan = plan_tools([CLOCK] if choice else (), choice, tokenizer=Specials(special), **parsers)  # type: ignore[arg-type]
+    assert plan.skip_special_tokens is not shows
+
+
+def test_marks_of_a_tokenizer_that_is_not_known_are_special_where_the_family_has_them_so() -> None:
+    assert not plan_tools(reasoning_parser="mistral").skip_special_tokens
+    assert plan_tools(reasoning_parser="qwen3").skip_special_tokens
 
 
 @pytest.mark.parametrize(

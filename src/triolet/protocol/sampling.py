@@ -19,6 +19,7 @@ import attrs
 from triolet.core.request.param_validation import ApiFamily, SamplingParameter
 from triolet.core.request.params import MIN_TEMPERATURE, SAMPLING_PARAMETERS, SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.errors import InvalidRequest
 from triolet.protocol.choices import check_choices
@@ -375,12 +376,18 @@ class OffersTools:
 
     __slots__ = ()
 
-    def plan(self: Offer, tool_parser: str | None = None, reasoning_parser: str | None = None) -> ToolPlan:
+    def plan(
+        self: Offer,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        tokenizer: TokenizerInterface | None = None,
+    ) -> ToolPlan:
         """Return the plan of the tools: their descriptions in the prompt, the forced form, the parsers of the answer.
 
         Args:
             tool_parser: format of the model's tool calls.
             reasoning_parser: format of the model's reasoning.
+            tokenizer: the model's.
         Raises:
             WireError: a wrong tool, choice or form, or one that this model cannot serve.
         """
@@ -392,6 +399,7 @@ class OffersTools:
                 reasoning_parser=reasoning_parser,
                 parallel_tool_calls=self.parallel_tool_calls,
                 form=self.form(),
+                tokenizer=tokenizer,
             )
         except InvalidRequest as error:
             raise self.refusal(error) from None

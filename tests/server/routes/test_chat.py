@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import trio
 
+import triolet
 from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
+from tests.model.tiny import change_json
 from tests.server.routes.harness import HELLO, MODEL, Scene, serving, texts
 from triolet.nano import PATH as NANO
 from triolet.server import create_app
@@ -362,3 +365,32 @@ async def test_the_ids_of_calls_are_those_that_the_templates_of_mistral_take(
     assert (call["id"].isalnum(), len(call["id"])) == (True, 9)
     assert (answer.status, second.status) == (200, 200)
     assert called["id"].startswith("fc_")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, HELLO), ("/v1/responses", {"model": MODEL, "input": "HELLO"})],
+)
+async def test_reasoning_between_special_tokens_is_told_from_the_answer(
+    tmp_path: Path, path: str, asked: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    for file in Path(triolet.__file__).with_name("nano").glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    change_json(tmp_path / "tokenizer_config.json", chat_template="{{ messages[0].content }}{# [THINK] #}")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(f"[{name}]", special=True) for name in ("THINK", "/THINK")]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    async with (
+        open_fake_engine("[THINK]Hm.[/THINK]Hello.", tokenizer=str(tmp_path)) as engine,
+        open_gateway(engine) as gateway,
+    ):
+        scene = Scene(engine, create_app(engine, gateway=gateway), gateway)
+        answer = (await scene.post(path, asked)).json
+    if path == CHAT:
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hello.")
+    else:
+        reasoning, message = answer["output"]
+        assert (reasoning["content"][0]["text"], message["content"][0]["text"]) == ("Hm.", "Hello.")

@@ -196,6 +196,7 @@ async def said(
         "auto" if tools else None,
         tool_parser=engine.tool_parser,
         reasoning_parser=engine.reasoning_parser,
+        tokenizer=engine.tokenizer,
     )
     prompt: dict[str, Any] = {"messages": messages}
     if tools:

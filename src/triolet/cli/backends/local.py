@@ -100,7 +100,9 @@ class LocalBackend:
 
     async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
         engine = self._engine
-        plan = plan_tools(reasoning_parser=engine.reasoning_parser, form=request.form)
+        plan = plan_tools(
+            reasoning_parser=engine.reasoning_parser, form=request.form, tokenizer=engine.tokenizer
+        )
         changes: dict[str, Any] = dict(request.sampling)
         if plan.structured_outputs is not None:
             changes["structured_outputs"] = plan.structured_outputs

@@ -1,6 +1,8 @@
 """Tool calls: how they are requested, and how an answer that contains them is parsed.
 
-    plan = plan_tools(tools, tool_choice, tool_parser="hermes", reasoning_parser="qwen3")
+    plan = plan_tools(
+        tools, tool_choice, tool_parser="hermes", reasoning_parser="qwen3", tokenizer=engine.tokenizer
+    )
     prompt = {"messages": messages, "tools": plan.template_tools}
     params = SamplingParams(
         structured_outputs=plan.structured_outputs, skip_special_tokens=plan.skip_special_tokens

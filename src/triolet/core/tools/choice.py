@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.tools.answer import NO_TOOLS, AnswerParser
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
@@ -232,7 +233,7 @@ class ToolPlan:
         template_tools: for the chat prompt, `{"messages": ..., "tools": plan.template_tools}`; None for none, also
             where the model cannot be told of them.
         structured_outputs: for `SamplingParams`; None if the answer is not constrained.
-        skip_special_tokens: for `SamplingParams`; False where the marks of calls are special tokens.
+        skip_special_tokens: for `SamplingParams`; False where marks of calls or of reasoning are special tokens.
         tool_parser: name of the format in which calls are searched; None for no search, or for forced calls.
         is_forced: the answer consists of calls only.
     """
@@ -279,6 +280,7 @@ def plan_tools(
     reasoning_parser: str | None = None,
     parallel_tool_calls: bool = True,
     form: StructuredOutputsParams | None = None,
+    tokenizer: TokenizerInterface | None = None,
 ) -> ToolPlan:
     """Decide how tools are offered, and how the answer is read.
 
@@ -294,6 +296,8 @@ def plan_tools(
             answer that is bound to a form ends with it, of a free one further calls are dropped.
         form: that the text of the answer is to have. JSON leaves room for calls: an answer is either calls or that,
             and where calls are forced the form is unused. Any other form is that of the whole answer.
+        tokenizer: the model's (`Engine.tokenizer`), which knows the marks that are special tokens; None takes the marks
+            to be special tokens that are it in the family of models that the format is named after.
     Raises:
         InvalidRequest: a wrong tool or choice, or a form of the whole answer where calls are forced.
         UnsupportedFeature: a tool that is no function; `auto` and a model whose format of calls is not known.
@@ -307,11 +311,12 @@ def plan_tools(
     functions: Sequence[FunctionTool] = parse_tools(tools)
     allowed, functions = _parse_allowed(tool_choice, functions)
     choice = _parse_choice(allowed, functions)
+    marks = () if reasoning_parser is None else REASONING_FORMATS[reasoning_parser].marks
     if choice == "none":
         return ToolPlan(
             template_tools=None,
             structured_outputs=form,
-            skip_special_tokens=True,
+            skip_special_tokens=not _are_special(marks, tokenizer),
             tool_parser=None,
             reasoning=reasoning_parser,
         )
@@ -327,6 +332,8 @@ def plan_tools(
         )
     is_auto = choice == "auto" and bool(functions)
     is_forced = choice != "auto"
+    if is_auto and tool_parser is not None:
+        marks += TOOL_FORMATS[tool_parser].MARKS
     # A form in JSON is that of the text, and an answer that is nothing but calls has none.
     if is_forced and form is not None and not leaves_room_for_calls(form):
         raise wrong(
@@ -339,7 +346,7 @@ def plan_tools(
         structured_outputs=_forced(choice, functions, parallel_tool_calls)
         if is_forced
         else _chosen(functions, tool_parser, parallel_tool_calls, form),
-        skip_special_tokens=not (is_auto and tool_parser in SPECIAL_MARKS),
+        skip_special_tokens=not _are_special(marks, tokenizer),
         tool_parser=tool_parser if is_auto else None,
         is_forced=is_forced,
         one_call=not parallel_tool_calls,
@@ -348,6 +355,17 @@ def plan_tools(
         named=choice.name if isinstance(choice, FunctionTool) else None,
         reasoning=reasoning_parser,
     )
+
+
+def _are_special(marks: Sequence[str], tokenizer: TokenizerInterface | None) -> bool:
+    """Return True if one of the marks is a special token, so that it is text only where those are shown."""
+    if tokenizer is None:
+        return not SPECIAL_MARKS.isdisjoint(marks)
+    encoded = tokenizer.tokenize(Tokenize(None, marks=tuple(marks))).marks_token_ids
+    with_special, without = (
+        [tokenizer.decode(ids, skip_special_tokens=skips) for ids in encoded] for skips in (False, True)
+    )
+    return with_special != without
 
 
 def _forced(

@@ -13,7 +13,7 @@ Source: the formats are those of the models' own chat templates.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from triolet.core.tools.calls import CallWriter, ObjectCall
 from triolet.core.tools.events import AnswerEvent, TextPiece
@@ -40,6 +40,8 @@ class Automaton:
     Args:
         names: of the functions there are.
     """
+
+    MARKS: ClassVar[tuple[str, ...]]  # what the format writes around calls
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(names)
@@ -130,7 +132,7 @@ class Automaton:
 class HermesFormat(Automaton):
     """Format `hermes`; see the module's docstring."""
 
-    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    OPEN, CLOSE = MARKS = ("<tool_call>", "</tool_call>")
 
     def _in_text(self) -> list[AnswerEvent] | None:
         return self._find(self.OPEN, self._open_call)
@@ -160,6 +162,7 @@ class Llama3JsonFormat(Automaton):
     """Format `llama3_json`. Without a marker, only an object that names one of the request's functions is a call."""
 
     MARKER = "<|python_tag|>"
+    MARKS = (MARKER,)
 
     def __init__(self, names: Collection[str] = ()) -> None:
         super().__init__(names)
@@ -193,7 +196,7 @@ class Llama3JsonFormat(Automaton):
 class MistralFormat(Automaton):
     """Format `mistral`, in both of its forms."""
 
-    MARKER, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+    MARKER, ARGS, CALL_ID = MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def __init__(self, names: Collection[str] = ()) -> None:
         super().__init__(names)
@@ -284,11 +287,11 @@ def _text(text: str) -> list[AnswerEvent]:
     return [TextPiece(text)] if text else []
 
 
-TOOL_FORMATS: Mapping[str, Callable[[Collection[str]], ToolFormat]] = {
+TOOL_FORMATS: Mapping[str, type[Automaton]] = {
     "hermes": HermesFormat,
     "llama3_json": Llama3JsonFormat,
     "mistral": MistralFormat,
 }
 
-# Whose marks a tokenizer counts among its special tokens, so that they are text only where those are shown.
-SPECIAL_MARKS = frozenset({"llama3_json", "mistral"})
+# Of calls and of reasoning: the tokenizers of Llama 3 and of Mistral have these among their special tokens.
+SPECIAL_MARKS = frozenset({*Llama3JsonFormat.MARKS, *MistralFormat.MARKS, "[THINK]", "[/THINK]"})

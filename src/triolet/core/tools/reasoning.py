@@ -27,6 +27,11 @@ class ReasoningFormat:
     closing: str  # the text that ends it
     is_implied: bool = False  # it has begun where the answer begins, whether or not the opening mark is there
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Both markers."""
+        return self.opening, self.closing
+
     def is_open_after(self, prompt: str) -> bool:
         """Return True if a prompt ends inside reasoning: some templates write the opening marker.
 

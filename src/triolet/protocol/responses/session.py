@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
@@ -230,6 +231,7 @@ class ResponsesContext:
         new_id: makes ids.
         tool_parser: format of the model's tool calls.
         reasoning_parser: format of the model's reasoning.
+        tokenizer: the model's.
         max_active: most active turns of a connection.
         max_lanes: most named lanes.
         max_queued: most queued turns.
@@ -247,6 +249,7 @@ class ResponsesContext:
     find_resumable: Callable[[str, str | None], ResponseBuilder | None] = lambda response_id, owner: None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    tokenizer: TokenizerInterface | None = None
     max_active: int = 16
     max_lanes: int = 32
     max_queued: int = 256
@@ -266,7 +269,7 @@ class ResponsesContext:
             WireError: a value or a tool is invalid.
         """
         # Once per request, because a client may send hundreds of tools, and a plan reads them all.
-        tools = request.plan(self.tool_parser, self.reasoning_parser)
+        tools = request.plan(self.tool_parser, self.reasoning_parser, self.tokenizer)
         # Its name has been checked: one that is not the model's is an adapter's.
         adapter = None if request.model in self.models else request.model
         return SamplingPlan(

@@ -160,6 +160,7 @@ def responses_context(
         new_id=id_maker(engine.tool_parser),
         tool_parser=engine.tool_parser,
         reasoning_parser=engine.reasoning_parser,
+        tokenizer=engine.tokenizer,
         find_resumable=find_resumable,
         max_active=config.max_active_responses,
         max_lanes=config.max_lanes,

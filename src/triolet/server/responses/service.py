@@ -345,6 +345,7 @@ class ResponsesService:
             defaults=engine.default_sampling_params(),
             tool_parser=engine.tool_parser,
             reasoning_parser=engine.reasoning_parser,
+            tokenizer=engine.tokenizer,
         )
 
     def _num_waiting_bytes(self) -> int:

@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a chat, complete or in chunks."""
     context = context_of(request)
     engine, defaults = context.engine, context.engine.default_sampling_params()
-    parsers = engine.tool_parser, engine.reasoning_parser
+    parsers = engine.tool_parser, engine.reasoning_parser, engine.tokenizer
 
     def planned_body(payload: dict[str, Any]) -> tuple[ChatRequest, ToolPlan, SamplingParams]:
         body = ChatRequest.of(payload)
