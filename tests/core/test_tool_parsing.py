@@ -35,7 +35,7 @@ from triolet.core.tools.calls import ObjectCall
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import HermesFormat, MistralFormat, ToolFormat
-from triolet.core.tools.reasoning import ReasoningSplitter
+from triolet.core.tools.reasoning import ReasoningSplitter, ReasoningState
 from triolet.core.tools.scanning import CallScanner, ValueScanner, as_string, parsed, split_at_marker
 from triolet.errors import InvalidRequest
 
@@ -355,21 +355,40 @@ def test_what_may_begin_reasoning_is_text_where_the_answer_ends(text: str, held:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_open"),
+    ("prompt", "state"),
     [
-        ("", False),
-        ("<think>", True),
-        ("<think></think>", False),
-        ("</think><think>", True),
-        ("<|im_start|>assistant\n<think>\nOne,", True),
-        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
-        ("<｜User｜>What is <think>?<｜Assistant｜>", False),
-        ("<start_of_turn>user\nWhat is <think>?<end_of_turn>\n", False),
-        ("[INST] What is <think>? [/INST]", False),
+        ("", "BEFORE"),
+        ("<think>", "INSIDE"),
+        ("<think></think>", "BEHIND"),
+        ("</think><think>", "INSIDE"),
+        ("<think>a</think>\n\n", "BEHIND"),
+        ("<think>a</think>b", "BEFORE"),  # which may be the beginning of another turn
+        ("<|im_start|>assistant\n<think>\nOne,", "INSIDE"),
+        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", "BEFORE"),
+        ("<｜User｜>What is <think>?<｜Assistant｜>", "BEFORE"),
+        ("<｜User｜>What is </think>?<｜Assistant｜>", "BEFORE"),
+        ("<start_of_turn>user\nWhat is <think>?<end_of_turn>\n", "BEFORE"),
+        ("[INST] What is <think>? [/INST]", "BEFORE"),
     ],
 )
-def test_a_prompt_is_open_behind_an_opening_mark_without_its_end(prompt: str, is_open: bool) -> None:
-    assert REASONING_FORMATS["qwen3"].is_open_after(prompt) is is_open
+def test_a_prompt_may_open_or_end_reasoning_behind_its_last_turn(prompt: str, state: str) -> None:
+    assert REASONING_FORMATS["qwen3"].state_after(prompt) is ReasoningState[state]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "state"),
+    [
+        ("", "INSIDE"),
+        ("<｜Assistant｜>", "INSIDE"),
+        ("<｜Assistant｜><think>\n", "INSIDE"),
+        ("<｜Assistant｜></think>", "BEHIND"),
+        ("<｜Assistant｜><think>a</think>The answer", "BEHIND"),
+        ("<｜Assistant｜></think>Hi<｜end▁of▁sentence｜><｜User｜>Why?<｜Assistant｜>", "INSIDE"),
+        ("<｜User｜>What is </think>?<｜Assistant｜>", "INSIDE"),
+    ],
+)
+def test_reasoning_that_is_implied_has_begun_unless_the_last_turn_ends_it(prompt: str, state: str) -> None:
+    assert REASONING_FORMATS["deepseek_r1"].state_after(prompt) is ReasoningState[state]
 
 
 # ----------------------------------------------------------------------------------- what a model has

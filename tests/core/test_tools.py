@@ -184,20 +184,21 @@ def test_a_long_answer_of_brackets_and_quotes_takes_no_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_open", "text", "events"),
+    ("name", "prompt", "text", "events"),
     [
-        ("qwen3", False, "<think>hm\n</think>\n\nYes", [ReasoningPiece("hm\n"), TextPiece("\n\nYes")]),
-        ("qwen3", False, "Yes <think>no</think>", [TextPiece("Yes <think>no</think>")]),
-        ("qwen3", True, "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
-        ("qwen3", False, "<think>cut sho", [ReasoningPiece("cut sho")]),
-        ("qwen3", False, "<think>ends </th", [ReasoningPiece("ends </th")]),
-        ("deepseek_r1", False, "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
-        ("deepseek_r1", False, "<think>hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
-        ("mistral", False, "[THINK]hm[/THINK]Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("qwen3", "", "<think>hm\n</think>\n\nYes", [ReasoningPiece("hm\n"), TextPiece("\n\nYes")]),
+        ("qwen3", "", "Yes <think>no</think>", [TextPiece("Yes <think>no</think>")]),
+        ("qwen3", "<think>", "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("qwen3", "", "<think>cut sho", [ReasoningPiece("cut sho")]),
+        ("qwen3", "", "<think>ends </th", [ReasoningPiece("ends </th")]),
+        ("deepseek_r1", "", "hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("deepseek_r1", "", "<think>hm</think>Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
+        ("deepseek_r1", "<｜Assistant｜></think>", "Yes", [TextPiece("Yes")]),
+        ("mistral", "", "[THINK]hm[/THINK]Yes", [ReasoningPiece("hm"), TextPiece("Yes")]),
     ],
 )
-def test_reasoning_is_split_off(name: str, is_open: bool, text: str, events: list[AnswerEvent]) -> None:
-    splitter = ReasoningSplitter(REASONING_FORMATS[name], is_open=is_open)
+def test_reasoning_is_split_off(name: str, prompt: str, text: str, events: list[AnswerEvent]) -> None:
+    splitter = ReasoningSplitter(REASONING_FORMATS[name], prompt)
     assert read(AnswerParser(splitter), text) == events
 
 
@@ -544,6 +545,7 @@ def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:
         ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
         ("<|start_header_id|>{{ tools }}", "llama3_json", None),
         ("<\uff5cAssistant\uff5c><think></think>", "none", "deepseek_r1"),
+        ("<\uff5cAssistant\uff5c>{{ '<think>' if thinking else '</think>' }}", "none", "qwen3"),
         ("{{ tools }}<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
     ],
 )

@@ -358,9 +358,7 @@ class LLMEngine(EngineOperations):
             if pooling is None
             else builder.tokenize_pooled(parsed, pooling, None)
         )
-        return PreparedPrompt(
-            tokenized, self._run(builder.constrain(params, tokenized.token_ids)), cache_salt=salt
-        )
+        return PreparedPrompt(tokenized, self._run(builder.constrain(params, tokenized)), cache_salt=salt)
 
     def _run(self, steps: Generator[Need, Tokenized | None, T]) -> T:
         """Run the preparation of a request to its end: tokenize and compile grammars here and now."""

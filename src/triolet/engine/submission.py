@@ -284,9 +284,7 @@ class RequestPreparation:
             )
         constraint = None
         with trio.move_on_at(min(deadline_s, queue_deadline_s)) as in_time:
-            constraint = await self._run(
-                self._builder.constrain(params, tokenized.token_ids), submission.owner
-            )
+            constraint = await self._run(self._builder.constrain(params, tokenized), submission.owner)
         if in_time.cancelled_caught:
             # The time is up before the grammar is compiled. The request must not start without it, so it gets a
             # deadline that has passed, which ends all of its answers. The queue deadline would not count for an answer

@@ -369,7 +369,12 @@ def constrained(
 ) -> tuple[list[Need], Constraint | None]:
     """The constraint of an answer to a prompt, and what is asked on the way."""
     build = builder(Config(reasoning_parser=parser), tokenizer or Letters())
-    return driven(build.constrain(SamplingParams(**fields), codes(prompt)), *answers)
+    return driven(build.constrain(SamplingParams(**fields), tokens(prompt)), *answers)
+
+
+def tokens(text: str) -> Tokenized:
+    """A prompt that came as token ids."""
+    return Tokenized(None, tuple(codes(text)), ())
 
 
 def marks(opening: str = "<think>", closing: str = "</think>") -> Tokenize:
@@ -412,7 +417,7 @@ def test_a_budget_of_a_model_that_does_not_reason_is_refused() -> None:
 def test_rules_of_reasoning_need_a_tokenizer(fields: dict[str, Any], field: str) -> None:
     build = builder(Config(reasoning_parser="qwen3"))
     with pytest.raises(UnsupportedFeature, match="the model has no tokenizer") as caught:
-        driven(build.constrain(SamplingParams(**fields), [1]))
+        driven(build.constrain(SamplingParams(**fields), ids(1)))
     assert caught.value.field == field
 
 
@@ -462,6 +467,13 @@ def test_reasoning_is_open_if_the_end_of_the_prompt_opens_it_or_it_always_is(
 def test_a_prompt_that_ends_with_the_end_of_reasoning_has_no_rules_of_it(prompt: str, parser: str) -> None:
     found = constrained(prompt, None, parser=parser, structured_outputs=GRAMMAR, thinking_token_budget=5)
     assert found == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
+
+
+@pytest.mark.parametrize("prompt", ["<think>a</think>b", "</think>" + "b" * 100])
+def test_the_end_of_reasoning_that_is_implied_may_stand_anywhere_in_the_last_turn(prompt: str) -> None:
+    build = builder(Config(reasoning_parser="deepseek_r1"), Letters())
+    steps = build.constrain(SamplingParams(structured_outputs=GRAMMAR), ids(1, text=prompt))
+    assert driven(steps, None) == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
 
 
 @pytest.mark.parametrize(

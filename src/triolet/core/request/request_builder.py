@@ -9,7 +9,7 @@ how it is computed, and whether to wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import attrs
@@ -37,7 +37,7 @@ from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import TemplateOwner, reasoning_parser_named
-from triolet.core.tools.reasoning import REASONING_FORMATS
+from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningState
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
 MAX_PROMPT_ENTRIES = 2**22
@@ -265,7 +265,7 @@ class RequestBuilder:
         return tokenized
 
     def constrain(
-        self, params: SamplingParams, prompt_token_ids: Sequence[int]
+        self, params: SamplingParams, prompt: Tokenized
     ) -> Generator[Need, Tokenized | None, Constraint | None]:
         """Have the grammar of an answer compiled, and find the rules of its reasoning.
 
@@ -278,14 +278,14 @@ class RequestBuilder:
             budget = None
         if grammar is None and budget is None:
             return None
-        thinking = yield from self._thinking_rules(budget, prompt_token_ids, is_bound=grammar is not None)
+        thinking = yield from self._thinking_rules(budget, prompt, is_bound=grammar is not None)
         if grammar is not None:
             grammar.check_size(self.config.max_grammar_bytes)
             yield grammar
         return Constraint(grammar=grammar, thinking=thinking)
 
     def _thinking_rules(
-        self, budget: int | None, prompt_token_ids: Sequence[int], *, is_bound: bool
+        self, budget: int | None, prompt: Tokenized, *, is_bound: bool
     ) -> Generator[Need, Tokenized | None, ThinkingRules | None]:
         tokenizer = self.model.tokenizer
         name = reasoning_parser_named(self.config.reasoning_parser, tokenizer)
@@ -304,12 +304,18 @@ class RequestBuilder:
                 "structured_outputs and thinking_token_budget must be None: the model has no tokenizer",
                 field="thinking_token_budget" if budget is not None else "structured_outputs",
             )
-        tail = tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-        if tail.rstrip().endswith(marks.closing):  # the template was told not to let the model think
+        text = prompt.text
+        if text is None:
+            text = tokenizer.decode(prompt.token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        state = marks.state_after(text)
+        if state is ReasoningState.BEHIND:  # such as of a template that was told not to let the model think
             return None
-        is_open = marks.is_implied or marks.is_open_after(tail)
+        is_open = state is ReasoningState.INSIDE
         # A template that opens reasoning itself has done so if there is to be any, unless a budget is given for it.
-        opens_itself = isinstance(tokenizer, TemplateOwner) and marks.is_open_after(tokenizer.thinking_prompt)
+        opens_itself = (
+            isinstance(tokenizer, TemplateOwner)
+            and marks.state_after(tokenizer.thinking_prompt) is ReasoningState.INSIDE
+        )
         if is_bound and budget is None and opens_itself and not is_open:
             return None
         ids = yield from self._encoded(Tokenize(None, marks=(marks.opening, marks.closing)))

@@ -156,9 +156,11 @@ def reasoning_parser_of(template: str) -> str | None:
         return "mistral"
     if "</think>" not in template:
         return None
-    # DeepSeek's own templates strip reasoning from history by its end alone, and R1 always reasons.
+    # DeepSeek's own templates strip reasoning from history by its end alone, and R1 always reasons. V3.1 has a switch,
+    # and opens the reasoning itself where it is on.
     is_deepseek = "<\uff5cAssistant\uff5c>" in template and "<think>" in template
-    return "deepseek_r1" if is_deepseek else "qwen3"
+    has_switch = any(switch in template for switch in THINKING_SWITCHES)
+    return "deepseek_r1" if is_deepseek and not has_switch else "qwen3"
 
 
 def tool_parser_named(name: str, tokenizer: object) -> str | None:

@@ -253,12 +253,11 @@ class ToolPlan:
         """Return a new parser for one answer; each of several answers needs its own.
 
         Args:
-            prompt: its text (`RequestOutput.prompt`), where it is known: it may end amid reasoning.
+            prompt: its text (`RequestOutput.prompt`), where it is known: reasoning may begin or end there.
         """
         splitter = None
         if self._reasoning is not None:
-            marks = REASONING_FORMATS[self._reasoning]
-            splitter = ReasoningSplitter(marks, is_open=marks.is_open_after(prompt or ""))
+            splitter = ReasoningSplitter(REASONING_FORMATS[self._reasoning], prompt or "")
         return AnswerParser(splitter, self._format(), one_call=self._one_call)
 
     def _format(self) -> ToolFormat | None:

@@ -1,7 +1,8 @@
 """Reasoning that a model writes before its answer, and its split from the answer; `REASONING_FORMATS` has the markers.
 
 qwen3        <think>...</think> at the beginning of the answer, or no reasoning at all; Qwen3 and many others
-deepseek_r1  everything up to </think>; the opening marker is part of the prompt, or left out
+deepseek_r1  everything up to </think>; the opening marker is part of the prompt, or left out; no reasoning where the
+             prompt ends it
 mistral      [THINK]...[/THINK] at the beginning of the answer
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum, auto
 
 import attrs
 
@@ -17,6 +19,14 @@ from triolet.core.tools.scanning import WHITESPACE, split_at_marker
 
 _TURN_MARK = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
 """What templates write between turns."""
+
+
+class ReasoningState(Enum):
+    """Place of an answer's beginning in the reasoning."""
+
+    BEFORE = auto()  # reasoning or text may follow
+    INSIDE = auto()
+    BEHIND = auto()  # the prompt has ended it, or left it out
 
 
 @attrs.frozen
@@ -32,13 +42,19 @@ class ReasoningFormat:
         """Both markers."""
         return self.opening, self.closing
 
-    def is_open_after(self, prompt: str) -> bool:
-        """Return True if a prompt ends inside reasoning: some templates write the opening marker.
+    def state_after(self, prompt: str) -> ReasoningState:
+        """Return where an answer begins: some templates write the opening marker, and some both or the closing one.
 
         A marker in an earlier turn is only spoken of.
         """
-        _, marker, rest = prompt.rpartition(self.opening)
-        return bool(marker) and self.closing not in rest and _TURN_MARK.search(rest) is None
+        opened, closed = prompt.rfind(self.opening), prompt.rfind(self.closing)
+        if max(opened, closed) < 0 or _TURN_MARK.search(prompt, max(opened, closed)):
+            return ReasoningState.INSIDE if self.is_implied else ReasoningState.BEFORE
+        if opened > closed:
+            return ReasoningState.INSIDE
+        is_last = not prompt[closed + len(self.closing) :].strip()
+        # The pattern does not know the turn marks of all templates: the reasoning may be that of an earlier turn.
+        return ReasoningState.BEHIND if is_last or self.is_implied else ReasoningState.BEFORE
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -53,13 +69,13 @@ class ReasoningSplitter:
 
     Args:
         marks: around the reasoning.
-        is_open: the prompt ends amid reasoning already (`ReasoningFormat.is_open_after`).
+        prompt: its text; reasoning may begin or end there.
     """
 
-    def __init__(self, marks: ReasoningFormat, *, is_open: bool = False) -> None:
+    def __init__(self, marks: ReasoningFormat, prompt: str = "") -> None:
         self._marks = marks
         self._is_at_beginning = True
-        self._is_inside = is_open or marks.is_implied
+        self._is_inside = marks.state_after(prompt) is ReasoningState.INSIDE
         self._held = ""
 
     def feed(self, text: str) -> list[AnswerEvent]:
