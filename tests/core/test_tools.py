@@ -522,17 +522,47 @@ def test_required_asks_for_a_list_of_calls() -> None:
         assert read(plan.parser(), text, cuts) == call(0, "get_weather", '{"city": "Rome"}')
 
 
-def test_definitions_that_parameters_refer_to_move_to_the_top() -> None:
-    place = {"$defs": {"City": {"type": "string"}}, "properties": {"city": {"$ref": "#/$defs/City"}}}
-    tools = [{"name": "f", "parameters": place}, {"name": "g", "parameters": place}]
-    plan = plan_tools(tools, "required")
-    assert plan.structured_outputs is not None
-    schema = json.loads(plan.structured_outputs.json or "")
-    assert schema["$defs"] == {"City": {"type": "string"}}
-    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
-    tools[1] = {"name": "g", "parameters": {**place, "$defs": {"City": {"type": "integer"}}}}
-    with pytest.raises(InvalidRequest, match=r"tools must agree on the \$defs that they share"):
-        plan_tools(tools, "required")
+@pytest.mark.parametrize(
+    ("reference", "moved"),
+    [
+        ("#", "#/$defs/f"),
+        ("#/$defs/City", "#/$defs/f/$defs/City"),
+        ("#/properties/city/items", "#/$defs/f/properties/city/items"),
+        ("https://example.com/f.json#/$defs/City", "#/$defs/f/$defs/City"),
+        ("https://example.com/f.json", "#/$defs/f"),
+        ("https://example.com/g.json#/$defs/City", "https://example.com/g.json#/$defs/City"),
+        ("#city", "#city"),
+    ],
+)
+def test_a_reference_within_parameters_leads_to_the_same_place_of_them(reference: str, moved: str) -> None:
+    parameters = {
+        "$id": "https://example.com/f.json",
+        "$defs": {"City": {"type": "string"}, "Same": {"$ref": "#"}},
+        "properties": {"city": {"anyOf": [{"$ref": reference}]}, "const": {"$ref": "#"}},
+        "default": {"$ref": "#"},
+    }
+    tools = [{"name": "f", "parameters": parameters}, {"name": "g", "parameters": {"$defs": {"City": True}}}]
+    schema = json.loads(
+        (plan_tools(tools, "required").structured_outputs or StructuredOutputsParams()).json or ""
+    )
+    assert [item["properties"]["parameters"] for item in schema["items"]["anyOf"]] == [
+        {"$ref": "#/$defs/f"},
+        {"$defs": {"City": True}},
+    ]
+    assert schema["$defs"] == {
+        "f": {
+            "$defs": {"City": {"type": "string"}, "Same": {"$ref": "#/$defs/f"}},
+            "properties": {"city": {"anyOf": [{"$ref": moved}]}, "const": {"$ref": "#/$defs/f"}},
+            "default": {"$ref": "#"},
+        }
+    }
+
+
+def test_a_schema_of_parameters_that_contains_itself_is_refused() -> None:
+    endless: dict[str, Any] = {"type": "object"}
+    endless["properties"] = {"more": endless}
+    with pytest.raises(InvalidRequest, match="must be nested no deeper than 64 levels"):
+        plan_tools([{"name": "f", "parameters": endless}], "required")
 
 
 @pytest.mark.parametrize(

@@ -204,3 +204,53 @@ def test_a_schema_that_can_not_be_compiled_is_refused() -> None:
     tools = [{"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["x"]}}}]
     with pytest.raises(InvalidGrammar, match="not"):
         grammar(vocabulary("text"), "hermes", tools=tools)
+
+
+NODE = {
+    "type": "object",
+    "properties": {"v": {"enum": [1, 2]}, "more": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["v"],
+    "additionalProperties": False,
+}
+SAME_NAME = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/digit"}},
+    "additionalProperties": False,
+    "$defs": {"digit": {"enum": [3]}},
+}
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "end"),
+    [
+        ("tree", '{"v": 1, "more": [{"v": 2, "more": [{"v": 1}]}]}', ""),
+        ("tree", '{"v": 1, "more": [{"v": 3', "stopped before 3"),
+        ("tree", '{"v": 1, "more": [{"name', "stopped before n"),
+        ("tree", '{"v": 1, "more": [[', "stopped before ["),
+        ("f", '{"x": 1}', ""),
+        ("f", '{"x": 3', "stopped before 3"),
+        ("g", '{"x": 3}', ""),
+        ("g", '{"x": 1', "stopped before 1"),
+    ],
+)
+def test_a_reference_of_a_tool_means_the_parameters_of_that_tool(
+    tool_choice: str, name: str, arguments: str, end: str
+) -> None:
+    schemas = {"tree": NODE, "f": NUMBER, "g": SAME_NAME}
+    tools = [{"name": name, "parameters": schema, "strict": True} for name, schema in schemas.items()]
+    tokenizer = vocabulary("text")
+    plan = plan_tools(tools, tool_choice, tool_parser="hermes")
+    assert plan.structured_outputs is not None
+    bound = Grammar(tokens(tokenizer), plan.structured_outputs)
+    opening, field = ("<tool_call>", "arguments") if tool_choice == "auto" else ("[", "parameters")
+    text = f'{opening}{{"name": "{name}", "{field}": {arguments}'
+    assert followed(tokenizer, bound, text)[: len("stopped before x")] == (end or MUST_GO_ON)
+
+
+def test_a_reference_of_a_form_means_the_form_where_calls_are_json_as_well() -> None:
+    form = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"$ref": "#"}}})
+    tokenizer = vocabulary("text")
+    bound = grammar(tokenizer, "llama3_json", form=form)
+    assert followed(tokenizer, bound, '{"a": {"parameters": 1}}') in (OVER, MAY_END)
+    assert followed(tokenizer, bound, '{"parameters": 1}').startswith("stopped before")

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from triolet.core.tools.call_schema import call_schema, embedded
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 
 SPACE = r"SPACE: /[ \t\r\n]{1,16}/"
@@ -115,18 +116,13 @@ def _unlike_calls(form: Mapping[str, Any]) -> dict[str, Any]:
     named = {*form.get("properties", ()), *form.get("required", ())}
     # `false` as a property's schema forbids the property.
     free = {key: False for key in ("arguments", "parameters") if key not in named}
-    return {**form, "allOf": [*form.get("allOf", ()), {"properties": free}]} if free else dict(form)
+    if not free:
+        return dict(form)
+    schema, definitions = embedded("form", form)
+    whole = {**schema, "allOf": [*schema.get("allOf", ()), {"properties": free}]}
+    return {**whole, "$defs": definitions} if definitions else whole
 
 
 def _call_schema(tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    """Return the schema of a call; definitions that the parameters refer to as `#/$defs/...` move to its top."""
-    parameters = dict(tool["parameters"])
-    # `#` is the schema of the call, and not that of the parameters within it.
-    definitions = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
-    return {
-        **definitions,
-        "type": "object",
-        "properties": {"name": {"const": tool["name"]}, arguments: parameters},
-        "required": ["name", arguments],
-        "additionalProperties": False,
-    }
+    call, definitions = call_schema(tool["name"], tool["parameters"], arguments)
+    return {**call, "$defs": definitions} if definitions else call

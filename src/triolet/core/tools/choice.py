@@ -23,6 +23,7 @@ import attrs
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.tools.answer import NO_TOOLS, AnswerParser
+from triolet.core.tools.call_schema import call_schema
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
@@ -60,37 +61,19 @@ def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[str, Any]:
-    """Return the schema of a list of calls; `#/$defs/...` that parameters refer to move to the top level."""
+    """Return the schema of a list of calls."""
     calls: list[dict[str, Any]] = []
-    definitions: dict[tuple[str, str], Any] = {}
+    definitions: dict[str, Any] = {}
     for tool in tools:
-        schema = object_schema(tool)
-        for keyword in ("$defs", "definitions"):
-            own = schema.pop(keyword, None)
-            for name, definition in own.items() if isinstance(own, Mapping) else ():
-                # `#/$defs/...` is looked up at the top of the whole schema, which all functions share.
-                if definitions.setdefault((keyword, name), definition) != definition:
-                    raise wrong(
-                        "tools",
-                        f"must agree on the {keyword} that they share by name",
-                        f"{tool.name}: {name}",
-                    )
-        calls.append(_call_schema(tool.name, schema))
+        call, needed = call_schema(tool.name, object_schema(tool), "parameters")
+        calls.append(call)
+        definitions |= needed
     whole: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not may_be_several:
         whole["maxItems"] = 1
-    for (keyword, name), definition in definitions.items():
-        whole.setdefault(keyword, {})[name] = definition
+    if definitions:
+        whole["$defs"] = definitions
     return whole
-
-
-def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "parameters": parameters},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
 
 
 # OpenAI's limit.

@@ -1,0 +1,73 @@
+"""JSON schemas of tool calls, with the parameters of the functions inside them.
+
+A reference such as `#` or `#/$defs/Node` counts from the top of the whole schema. So parameters with references to
+places of their own become a definition of the whole, under the function's name, and the references lead there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from triolet.core.request.structured_outputs import MAX_NESTING
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")
+
+
+def call_schema(
+    name: str, parameters: Mapping[str, Any], field: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schema of a call of a function, and the `$defs` that it needs at the top of the whole schema.
+
+    Args:
+        field: of the call, that holds the arguments.
+    """
+    schema, definitions = embedded(name, parameters)
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": name}, field: schema},
+        "required": ["name", field],
+        "additionalProperties": False,
+    }
+    return call, definitions
+
+
+def embedded(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a schema as it can stand within another one, and its `$defs` there.
+
+    Args:
+        name: of its definition; letters, digits, `_`, `-` and `.`.
+    """
+    place = f"#/$defs/{name}"
+    moved = _moved(schema, place, schema.get("$id"))
+    if moved == schema:
+        return dict(schema), {}
+    # Below an `$id` references would count from there.
+    moved.pop("$id", None)
+    return {"$ref": place}, {name: moved}
+
+
+def _moved(value: Any, place: str, own_id: object, *, by_name: bool = False, depth: int = 0) -> Any:
+    """Return a part of a schema whose references to the schema itself lead to its new place.
+
+    Args:
+        by_name: the keys of the value are names, and no keywords.
+    """
+    if depth > MAX_NESTING:  # refused where the whole is checked
+        return value
+    if isinstance(value, list | tuple):
+        return [_moved(inner, place, own_id, depth=depth + 1) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    moved = dict(value)
+    for key, inner in value.items():
+        if by_name or key not in _DATA:
+            is_names = not by_name and key in _SCHEMAS_BY_NAME
+            moved[key] = _moved(inner, place, own_id, by_name=is_names, depth=depth + 1)
+    if not by_name and isinstance(reference := value.get("$ref"), str):
+        local = reference.removeprefix(own_id.rstrip("#")) if isinstance(own_id, str) else reference
+        # `#name` is that of an `$anchor`, which is found anywhere.
+        if local in ("", "#") or local.startswith("#/"):
+            moved["$ref"] = place + local.removeprefix("#")
+    return moved
