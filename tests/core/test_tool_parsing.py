@@ -135,6 +135,18 @@ def test_arguments_are_passed_on_as_they_come(
             [*call(0, "f", "{]", is_valid=False), *call(1, "g", "{}")],
         ),
         ("hermes", '<tool_call>{"name": "f", "arguments": {]x</tool', call(0, "f", "{]", is_valid=False)),
+        (
+            "hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>b<tool_call>{"name": "g"}',
+            [*call(0, "f", '{"a": 1}'), TextPiece("b"), *call(1, "g", "{}")],
+        ),
+        (
+            "hermes", '<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>b',
+            [*call(0, "f", '{"a": 1\n', is_valid=False), TextPiece("b")],
+        ),
+        (
+            "hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}<tool_call>{"name": "g"}</tool_call>',
+            [*call(0, "f", '{"a": 1}'), *call(1, "g", "{}")],
+        ),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}', call(0, "f", "[1]", is_valid=False)),
         ("hermes", '<tool_call>{"name": "f", "arguments": ""}', call(0, "f", '""', is_valid=False)),
         (
@@ -147,6 +159,10 @@ def test_arguments_are_passed_on_as_they_come(
             "llama3_json", '{"name": "f", "parameters": {]}; {"name": "f", "parameters": {}}',
             call(0, "f", "{]", is_valid=False),
         ),
+        (
+            "llama3_json", '{"name": "f", "parameters": {"a": 1}<|python_tag|>{"name": "f", "parameters": {}}',
+            [*call(0, "f", '{"a": 1}'), *call(1, "f", "{}")],
+        ),
         ("mistral", '[TOOL_CALLS]{"name": "f"}', call(0, "f", "{}")),
         (
             "mistral", '[TOOL_CALLS]{"name": "f"}, {"name": "g"}]x',
@@ -155,6 +171,11 @@ def test_arguments_are_passed_on_as_they_come(
         ("mistral", "[TOOL_CALLS]f{}x", [*call(0, "f", "{}"), TextPiece("x")]),
         ("mistral", "[TOOL_CALLS]f[CALL_ID]id9{}", call(0, "f", "{}")),
         ("mistral", "[TOOL_CALLS]f[ARGS]{]x", call(0, "f", "{]", is_valid=False)),
+        (
+            "mistral", "[TOOL_CALLS]f[ARGS]{]x[TOOL_CALLS]g[ARGS]{}",
+            [*call(0, "f", "{]", is_valid=False), *call(1, "g", "{}")],
+        ),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{]x[TOOL", call(0, "f", "{]", is_valid=False)),
         ("mistral", "[TOOL_CALLS]f[ARGS]", call(0, "f", "", is_valid=False)),
         ("mistral", '[TOOL_CALLS][{"name": "f"}', call(0, "f", "{}")),
     ],
@@ -179,7 +200,7 @@ def test_without_the_names_of_functions_every_name_is_one() -> None:
     parser = TOOL_FORMATS["llama3_json"]([])
     assert parser.feed(text)[0] == ToolCallBegin(0, "anything")
     assert TOOL_FORMATS["llama3_json"]([]).feed('{"name": "", "parameters": {}}')[0] == TextPiece(
-        '{"name": "'
+        '{"name": ""'
     )
 
 
@@ -551,6 +572,8 @@ def test_text_is_split_at_the_first_marker_or_before_what_may_begin_one(
         ("true x", 4, True, False),
         ("12", 2, False, False),
         ("[1}", 3, False, True),
+        ("[1<", 2, False, True),
+        ('["<"]', 5, True, False),
         ("]", 1, False, True),
         ("{", 1, False, False),
         ('["]"', 4, False, False),

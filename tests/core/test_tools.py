@@ -92,6 +92,8 @@ def call(index: int, name: str, arguments: str, *, is_valid: bool = True) -> lis
         ('<tool_call>{"name": "f", "arguments": {"a"]} x</tool_call>!',
          [*call(0, "f", '{"a"]', is_valid=False), TextPiece("!")]),
         ("<tool_call>sorry</tool_call>", [TextPiece("<tool_call>sorry</tool_call>")]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>\nHere is the rest.',
+         [*call(0, "f", '{"a": 1}'), TextPiece("\nHere is the rest.")]),
         ('<tool_call>{"name": 5}', [TextPiece('<tool_call>{"name": 5}')]),
         ('<tool_call><tool_call>{"name": "f"}', [TextPiece("<tool_call>"), *call(0, "f", "{}")]),
     ],

@@ -43,6 +43,8 @@ class CallListFormat:
                     break
                 self._call = ObjectCall(self._num_calls, "")
             num_used, found = self._call.take(self._held)
+            if not num_used and self._call.is_broken:
+                num_used = 1  # no call begins with this character
             self._held = self._held[num_used:]
             events += found
             if self._call.is_whole or self._call.is_broken:

@@ -42,6 +42,8 @@ class Automaton:
     """
 
     MARKS: ClassVar[tuple[str, ...]]  # what the format writes around calls
+    OPENING: ClassVar[str]  # the one before calls
+    CLOSING: ClassVar[str | None] = None  # the one behind each
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(names)
@@ -62,6 +64,8 @@ class Automaton:
         call, self._call = self._call, None
         if call is not None:
             return call.end() if call.has_begun else [TextPiece(call.raw)]
+        if self._state == self._behind_broken_call:
+            self._held = ""  # the beginning of a mark
         return _text(self._lead + self._held)
 
     def _in_text(self) -> list[AnswerEvent] | None:
@@ -73,9 +77,15 @@ class Automaton:
         raise AssertionError("every format goes on somewhere")
 
     def _behind_broken_call(self) -> list[AnswerEvent] | None:
-        """Drop what follows a malformed call: it is neither text nor a call."""
-        self._held = ""
-        return None
+        """Drop what follows a malformed call up to a mark: it is neither text nor a call."""
+        marks = [self.OPENING] if self.CLOSING is None else [self.OPENING, self.CLOSING]
+        _, marker, self._held = split_at_marker(self._held, marks)
+        if marker is None:
+            return None
+        if marker == self.OPENING:
+            self._held = marker + self._held
+        self._state = self._in_text
+        return []
 
     def _open_call(self, *, needs_arguments: bool = False) -> list[AnswerEvent]:
         self._call = ObjectCall(
@@ -96,9 +106,9 @@ class Automaton:
         if call.is_whole or call.is_broken:
             self._call = None
             # Nothing was told of it yet, so it is text after all.
-            if not call.has_begun:  # the character that broke it may begin something else
-                self._state, self._held = self._in_text, call.raw[-1] + self._held
-                return _text(call.raw[:-1])
+            if not call.has_begun:
+                self._state = self._in_text
+                return _text(call.raw)
             self._num_calls += 1
             self._state = self._behind_call if call.is_whole else self._behind_broken_call
             events += call.end()
@@ -132,28 +142,20 @@ class Automaton:
 class HermesFormat(Automaton):
     """Format `hermes`; see the module's docstring."""
 
-    OPEN, CLOSE = MARKS = ("<tool_call>", "</tool_call>")
+    OPENING, CLOSING = MARKS = ("<tool_call>", "</tool_call>")
 
     def _in_text(self) -> list[AnswerEvent] | None:
-        return self._find(self.OPEN, self._open_call)
+        return self._find(self.OPENING, self._open_call)
 
     def _behind_call(self) -> list[AnswerEvent] | None:
-        if not self._skip(WHITESPACE) or (self.CLOSE.startswith(self._held) and self._held != self.CLOSE):
+        if not self._skip(WHITESPACE) or (self.CLOSING.startswith(self._held) and self._held != self.CLOSING):
             return None
-        self._held = self._held.removeprefix(self.CLOSE)
-        self._state = self._in_text
-        return []
-
-    def _behind_broken_call(self) -> list[AnswerEvent] | None:
-        _, marker, rest = split_at_marker(self._held, [self.CLOSE, self.OPEN])
-        self._held = self.OPEN + rest if marker == self.OPEN else rest
-        if marker is None:
-            return None
+        self._held = self._held.removeprefix(self.CLOSING)
         self._state = self._in_text
         return []
 
     def finish(self) -> list[AnswerEvent]:
-        if self._state in (self._behind_call, self._behind_broken_call):
+        if self._state == self._behind_call:
             self._held = ""  # the beginning of a mark
         return super().finish()
 
@@ -161,8 +163,8 @@ class HermesFormat(Automaton):
 class Llama3JsonFormat(Automaton):
     """Format `llama3_json`. Without a marker, only an object that names one of the request's functions is a call."""
 
-    MARKER = "<|python_tag|>"
-    MARKS = (MARKER,)
+    OPENING = "<|python_tag|>"
+    MARKS = (OPENING,)
 
     def __init__(self, names: Collection[str] = ()) -> None:
         super().__init__(names)
@@ -173,7 +175,7 @@ class Llama3JsonFormat(Automaton):
 
     def _at_beginning(self) -> list[AnswerEvent] | None:
         bare = self._held.lstrip(WHITESPACE)
-        if not bare or (bare != self.MARKER and self.MARKER.startswith(bare)):
+        if not bare or (bare != self.OPENING and self.OPENING.startswith(bare)):
             return None
         if not bare.startswith("{"):
             return self._give_back()
@@ -181,7 +183,7 @@ class Llama3JsonFormat(Automaton):
         return self._open_call(needs_arguments=True)
 
     def _in_text(self) -> list[AnswerEvent] | None:
-        return self._find(self.MARKER, self._behind_marker)
+        return self._find(self.OPENING, self._behind_marker)
 
     def _behind_marker(self) -> list[AnswerEvent] | None:
         return self._open_call(needs_arguments=True)
@@ -196,7 +198,7 @@ class Llama3JsonFormat(Automaton):
 class MistralFormat(Automaton):
     """Format `mistral`, in both of its forms."""
 
-    MARKER, ARGS, CALL_ID = MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    OPENING, ARGS, CALL_ID = MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def __init__(self, names: Collection[str] = ()) -> None:
         super().__init__(names)
@@ -204,7 +206,7 @@ class MistralFormat(Automaton):
         self._writer: CallWriter | None = None
 
     def _in_text(self) -> list[AnswerEvent] | None:
-        return self._find(self.MARKER, self._behind_marker)
+        return self._find(self.OPENING, self._behind_marker)
 
     def _behind_marker(self) -> list[AnswerEvent] | None:
         if not self._lead_on():

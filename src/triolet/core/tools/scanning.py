@@ -56,6 +56,10 @@ class ValueScanner:
         """Read on; return the place behind the last character that belongs to the value."""
         for place in range(start, len(text)):
             char = text[place]
+            # No JSON has it outside of strings, and most marks begin with it.
+            if char == "<" and not self._in_string:
+                self.is_broken = True
+                return place
             # A number, true, false or null has no last character of its own.
             if self._is_scalar and (char in ",]}" or char in WHITESPACE):
                 self.is_over = True
@@ -152,7 +156,10 @@ class CallScanner:
         return self.name is not None, self.has_arguments, self.is_over, self.is_broken
 
     def _step(self, char: str) -> int:
-        """Read one character between the parts; return how many were used: 0 for the first of a part."""
+        """Read one character between the parts; return how many were used.
+
+        The first one of a part is left to it, and the one that breaks the object to what may begin with it.
+        """
         if char in WHITESPACE:
             return 1
         match self._place, char:
@@ -170,6 +177,7 @@ class CallScanner:
                 self._place = _Place.BEHIND_OBJECT
             case _:
                 self.is_broken = True
+                return 0
         return 1
 
     def _begin(self, place: _Place) -> int:
