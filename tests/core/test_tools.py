@@ -182,6 +182,68 @@ def test_a_long_answer_of_brackets_and_quotes_takes_no_long_time() -> None:
     assert len(found("hermes", "<tool_call>" * 20_000)) == 1
 
 
+class Watched(str):
+    """Text that counts the characters of it and of what is made of it that are looked at or copied."""
+
+    __slots__ = ()
+    num_chars = 0
+
+    def _counted(self, text: str) -> Watched:
+        Watched.num_chars += len(self)
+        return Watched(text)
+
+    def __add__(self, other: str) -> Watched:
+        return self._counted(str(self) + other)
+
+    def __radd__(self, other: str) -> Watched:
+        Watched.num_chars += len(other)
+        return self._counted(other + str(self))
+
+    def __getitem__(self, place: Any) -> Watched:
+        return self._counted(str(self)[place])
+
+    def strip(self, chars: str | None = None, /) -> Watched:
+        return self._counted(str(self).strip(chars))
+
+    def lstrip(self, chars: str | None = None, /) -> Watched:
+        return self._counted(str(self).lstrip(chars))
+
+    def rstrip(self, chars: str | None = None, /) -> Watched:
+        return self._counted(str(self).rstrip(chars))
+
+
+@pytest.mark.parametrize(
+    ("fields", "beginning"),
+    [
+        ({"tool_parser": "hermes"}, ""),
+        ({"tool_parser": "hermes"}, "a"),
+        ({"tool_parser": "hermes"}, "<tool_call>"),
+        ({"tool_parser": "hermes"}, '<tool_call>{"name": "get_time"}'),
+        ({"tool_parser": "llama3_json"}, ""),
+        ({"tool_parser": "mistral"}, "[TOOL_CALLS]"),
+        ({"tool_parser": "mistral"}, "[TOOL_CALLS]["),
+        ({"tool_parser": "mistral"}, "[TOOL_CALLS]get_time[ARGS]"),
+        ({"tool_parser": "hermes", "form": StructuredOutputsParams(json_object=True)}, ""),
+        ({"tool_parser": "hermes", "form": StructuredOutputsParams(json_object=True)}, "<tool_call>"),
+        ({"tool_choice": "required"}, ""),
+        ({"tool_choice": "required"}, "["),
+        ({"tool_parser": "hermes", "reasoning_parser": "qwen3"}, ""),
+        ({"tool_parser": "hermes", "reasoning_parser": "deepseek_r1"}, ""),
+        ({"tool_parser": "hermes", "reasoning_parser": "qwen3"}, "<think></think>"),
+    ],
+)
+def test_each_character_of_a_long_run_of_spaces_is_looked_at_a_few_times(
+    fields: dict[str, Any], beginning: str
+) -> None:
+    num_pieces, spaces = 1_000, " \n  "
+    parser = plan_tools([CLOCK], **fields).parser()
+    parser.feed(beginning)
+    Watched.num_chars = 0
+    for _ in range(num_pieces):
+        assert parser.feed(Watched(spaces)) == ()
+    assert 0 < Watched.num_chars <= 8 * num_pieces * len(spaces)
+
+
 # ------------------------------------------------------------------------------------------ reasoning
 
 

@@ -44,7 +44,8 @@ class AnswerParser:
         self._tools = tools
         self._one_call = one_call
         self._num_calls = 0
-        self._spacing = ""
+        # Whitespace that is held back, in pieces: joined for each new one, a long run would take its length squared.
+        self._spacing: list[str] = []
         self._follows_call = False
 
     def feed(self, text: str) -> tuple[AnswerEvent, ...]:
@@ -58,9 +59,9 @@ class AnswerParser:
         events += self._tools.finish() if self._tools else []
         found = list(self._spaced(self._allowed(events)))
         # Whitespace at the end of a text is part of it; behind a call it is not.
-        if self._spacing and not self._follows_call:
-            found.append(TextPiece(self._spacing))
-        self._spacing = ""
+        spacing, self._spacing = "".join(self._spacing), []
+        if spacing and not self._follows_call:
+            found.append(TextPiece(spacing))
         return tuple(found)
 
     def _allowed(self, events: Iterable[AnswerEvent]) -> Iterator[AnswerEvent]:
@@ -87,14 +88,14 @@ class AnswerParser:
         for event in events:
             match event:
                 case TextPiece(text=text):
-                    text = self._spacing + text
                     said = text.rstrip(WHITESPACE)
-                    self._spacing = text[len(said) :]
                     if said:
+                        yield TextPiece("".join([*self._spacing, said]))
                         self._follows_call = False
-                        yield TextPiece(said)
+                        self._spacing.clear()
+                    self._spacing.append(text[len(said) :])
                 case ToolCallBegin():
-                    self._spacing = ""
+                    self._spacing.clear()
                     yield event
                 case ToolCallEnd():
                     self._follows_call = True

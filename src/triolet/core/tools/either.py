@@ -16,7 +16,8 @@ class CallsOrForm:
 
     def __init__(self, calls: ToolFormat) -> None:
         self._calls = calls
-        self._held = ""
+        self._held: list[str] = []
+        self._has_begun = False  # with more than whitespace
         self._is_calls = False
         self._is_form = False
 
@@ -25,10 +26,11 @@ class CallsOrForm:
             return [TextPiece(text)]
         if self._is_calls:
             return self._calls.feed(text)
-        has_begun = bool(self._held.strip(WHITESPACE))
-        self._held += text
+        self._held.append(text)
         # Whitespace before the first brace decides nothing.
-        return self._decided(self._calls.feed(text if has_begun else text.lstrip(WHITESPACE)))
+        bare = text if self._has_begun else text.lstrip(WHITESPACE)
+        self._has_begun = self._has_begun or bool(bare)
+        return self._decided(self._calls.feed(bare))
 
     def _decided(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         """Decide by the first events: text, or the beginning of a call."""
@@ -36,11 +38,11 @@ class CallsOrForm:
             return []
         self._is_form = isinstance(events[0], TextPiece)
         self._is_calls = not self._is_form
-        return [TextPiece(self._held)] if self._is_form else events
+        return [TextPiece("".join(self._held))] if self._is_form else events
 
     def finish(self) -> list[AnswerEvent]:
         if self._is_form:
             return []
         # Without any event so far the answer is too short to be a call.
         events = self._calls.finish()
-        return events if self._is_calls else self._decided(events or [TextPiece(self._held)])
+        return events if self._is_calls else self._decided(events or [TextPiece("".join(self._held))])

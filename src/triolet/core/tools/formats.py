@@ -49,7 +49,7 @@ class Automaton:
         self._names = frozenset(names)
         self._state: Callable[[], list[AnswerEvent] | None] = self._in_text
         self._held = ""
-        self._lead = ""  # text that announced a call; returned as text if none follows
+        self._lead: list[str] = []  # text that announced a call, in pieces; returned as text if none follows
         self._num_calls = 0
         self._call: ObjectCall | None = None
 
@@ -66,7 +66,7 @@ class Automaton:
             return call.end() if call.has_begun else [TextPiece(call.raw)]
         if self._state == self._behind_broken_call:
             self._held = ""  # the beginning of a mark
-        return _text(self._lead + self._held)
+        return _text("".join([*self._lead, self._held]))
 
     def _in_text(self) -> list[AnswerEvent] | None:
         """Read text outside of calls."""
@@ -89,9 +89,9 @@ class Automaton:
 
     def _open_call(self, *, needs_arguments: bool = False) -> list[AnswerEvent]:
         self._call = ObjectCall(
-            self._num_calls, self._lead, is_name=self._is_name, needs_arguments=needs_arguments
+            self._num_calls, "".join(self._lead), is_name=self._is_name, needs_arguments=needs_arguments
         )
-        self._lead, self._state = "", self._in_call
+        self._lead, self._state = [], self._in_call
         return []
 
     def _is_name(self, name: str) -> bool:
@@ -116,13 +116,14 @@ class Automaton:
 
     def _give_back(self) -> list[AnswerEvent]:
         """Return the text that announced a call, if none follows."""
-        lead, self._lead, self._state = self._lead, "", self._in_text
-        return _text(lead)
+        lead, self._lead, self._state = self._lead, [], self._in_text
+        return _text("".join(lead))
 
     def _lead_on(self) -> bool:
         """Add whitespace to the text that announced a call; return False if no other text is left."""
         bare = self._held.lstrip(WHITESPACE)
-        self._lead, self._held = self._lead + self._held[: len(self._held) - len(bare)], bare
+        self._lead.append(self._held[: len(self._held) - len(bare)])
+        self._held = bare
         return bool(bare)
 
     def _skip(self, chars: str) -> bool:
@@ -134,7 +135,7 @@ class Automaton:
         """Pass text on up to a marker, and continue with another state behind it."""
         before, found, self._held = split_at_marker(self._held, [marker])
         if found is not None:
-            self._lead, self._state = marker, then
+            self._lead, self._state = [marker], then
             return _text(before)
         return _text(before) or None
 
@@ -174,13 +175,9 @@ class Llama3JsonFormat(Automaton):
         return name in self._names if self._names else bool(name)
 
     def _at_beginning(self) -> list[AnswerEvent] | None:
-        bare = self._held.lstrip(WHITESPACE)
-        if not bare or (bare != self.OPENING and self.OPENING.startswith(bare)):
+        if not self._lead_on() or (self._held != self.OPENING and self.OPENING.startswith(self._held)):
             return None
-        if not bare.startswith("{"):
-            return self._give_back()
-        self._lead_on()
-        return self._open_call(needs_arguments=True)
+        return self._open_call(needs_arguments=True) if self._held[0] == "{" else self._give_back()
 
     def _in_text(self) -> list[AnswerEvent] | None:
         return self._find(self.OPENING, self._behind_marker)
@@ -212,7 +209,8 @@ class MistralFormat(Automaton):
         if not self._lead_on():
             return None
         if self._held[0] == "[":
-            self._lead, self._held = self._lead + "[", self._held[1:]
+            self._lead.append("[")
+            self._held = self._held[1:]
             self._state = self._before_item
         elif self._held[0] == "{":
             self._open_call()
@@ -248,7 +246,7 @@ class MistralFormat(Automaton):
                 return self._give_back()
         if marker is None:
             return None
-        self._lead, self._held = "", "{" + rest if marker == "{" else rest
+        self._lead, self._held = [], "{" + rest if marker == "{" else rest
         self._writer, self._value = CallWriter(self._num_calls, name), ValueScanner()
         self._state = self._before_arguments
         return self._writer.begin()

@@ -77,6 +77,7 @@ class ReasoningSplitter:
         self._is_at_beginning = True
         self._is_inside = marks.state_after(prompt) is ReasoningState.INSIDE
         self._held = ""
+        self._spacing: list[str] = []  # whitespace before all else
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Take the next piece of text."""
@@ -96,14 +97,20 @@ class ReasoningSplitter:
     def _has_begun(self) -> bool:
         """Look for the opening marker after optional whitespace; return False if it may still be coming."""
         opening, bare = self._marks.opening, self._held.lstrip(WHITESPACE)
+        self._spacing.append(self._held[: len(self._held) - len(bare)])
+        self._held = bare
         if len(bare) < len(opening) and opening.startswith(bare):
             return False
         if bare.startswith(opening):
             self._is_inside, self._held = True, bare[len(opening) :]
+        else:
+            self._held = "".join([*self._spacing, bare])
+        self._spacing.clear()
         self._is_at_beginning = False
         return True
 
     def finish(self) -> list[AnswerEvent]:
         """End the answer: return the text held back."""
-        held, self._held = self._held, ""
+        held, self._held = "".join([*self._spacing, self._held]), ""
+        self._spacing.clear()
         return [ReasoningPiece(held) if self._is_inside else TextPiece(held)] if held else []
