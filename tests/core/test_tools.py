@@ -637,7 +637,12 @@ def test_a_schema_of_parameters_that_contains_itself_is_refused() -> None:
         ("<tool_call> {{ tools }} <think></think>", "hermes", "qwen3"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral", None),
         ("{{ tools }}[TOOL_CALLS][THINK]", "mistral", "mistral"),
-        ("<|start_header_id|>{{ tools }}", "llama3_json", None),
+        ('<|start_header_id|>{{ tools }}{{ \'{"name": "\' }}{{ \'"parameters": \' }}', "llama3_json", None),
+        ('<|start_header_id|>{{ tools }}{{ "{\\"name\\": ..., \\"parameters\\": " }}', "llama3_json", None),
+        ("<|start_header_id|>{{ tools }}", None, None),
+        ('<|start_header_id|>{{ tools }}<TOOLCALL>[{"name": ..., "parameters": ...}]</TOOLCALL>', None, None),
+        ("<|python_tag|>{{ tools }}<function=x>", None, None),
+        ("<|python_tag|>{{ tools }}<|tool_calls|>", None, None),
         ("<\uff5cAssistant\uff5c><think></think>", "none", "deepseek_r1"),
         ("<\uff5cAssistant\uff5c>{{ '<think>' if thinking else '</think>' }}", "none", "qwen3"),
         ("{{ tools }}<tool_call><function=x>", None, None),  # calls written as tags, not as JSON

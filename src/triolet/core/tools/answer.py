@@ -5,6 +5,7 @@ The tool-call format and the reasoning markers are detected from the model's cha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -130,6 +131,7 @@ class TemplateOwner(Protocol):
 
 
 NO_TOOLS = "none"
+_OTHER_MARK = re.compile(r"<[^<>\s]*(?:tool|function)_?calls?[^<>\s]*>|<function=", re.IGNORECASE)
 
 
 def tool_parser_of(template: str) -> str | None:
@@ -145,10 +147,11 @@ def tool_parser_of(template: str) -> str | None:
         return "hermes"
     if "[TOOL_CALLS]" in template:
         return "mistral"
-    # Llama 3 writes bare JSON without a mark, so its template is known by other tokens.
-    if "<|python_tag|>" in template or "<|start_header_id|>" in template:
-        return "llama3_json"
-    return None
+    # Llama 3 writes bare JSON without a mark, so its template is known by its tokens and by the key of the arguments.
+    # Models that are made of it have the tokens, too, and may have marks of their own around calls.
+    has_key = '"parameters"' in template.replace('\\"', '"')
+    is_llama = "<|python_tag|>" in template or ("<|start_header_id|>" in template and has_key)
+    return "llama3_json" if is_llama and _OTHER_MARK.search(template) is None else None
 
 
 def reasoning_parser_of(template: str) -> str | None:
