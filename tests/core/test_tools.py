@@ -439,6 +439,28 @@ def test_the_model_hears_of_allowed_tools_alone(allowed: dict[str, Any]) -> None
     assert read(plan.parser(), '{"name": "get_time", "parameters": {}}') == call(0, "get_time", "{}")
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("hermes", '<tool_call>{"name": "NAME", "arguments": {}}</tool_call>'),
+        ("llama3_json", '<|python_tag|>{"name": "NAME", "parameters": {}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "NAME", "arguments": {}}]'),
+        ("mistral", "[TOOL_CALLS]NAME[ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]NAME[CALL_ID]id9[ARGS]{}"),
+    ],
+)
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(name: str, written: str) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_time"}]}
+    plan = plan_tools([WEATHER, CLOCK], choice, tool_parser=name)
+    barred, allowed = written.replace("NAME", "get_weather"), written.replace("NAME", "get_time")
+    for cuts in (range(0), range(1, len(barred))):
+        assert read(plan.parser(), barred, cuts) == [TextPiece(barred)]
+    assert read(plan.parser(), allowed) == call(0, "get_time", "{}")
+    assert read(plan_tools([WEATHER, CLOCK], tool_parser=name).parser(), barred) == call(
+        0, "get_weather", "{}"
+    )
+
+
 def test_one_of_the_allowed_tools_can_be_required() -> None:
     choice = {
         "type": "allowed_tools",

@@ -229,6 +229,7 @@ class ToolPlan:
     _is_either: bool = False
     _one_call: bool = False
     _names: tuple[str, ...] = ()
+    _barred: tuple[str, ...] = ()
     _named: str | None = None
     _reasoning: str | None = None
 
@@ -250,7 +251,7 @@ class ToolPlan:
             return CallListFormat()
         if self.tool_parser is None:
             return None
-        calls = TOOL_FORMATS[self.tool_parser](self._names)
+        calls = TOOL_FORMATS[self.tool_parser](self._names, self._barred)
         return CallsOrForm(calls) if self._is_either else calls
 
 
@@ -290,8 +291,8 @@ def plan_tools(
     ):
         if name is not None and name not in known:
             raise wrong(field, f"must be one of {', '.join(known)}", name)
-    functions: Sequence[FunctionTool] = parse_tools(tools)
-    allowed, functions = _parse_allowed(tool_choice, functions)
+    all_functions = parse_tools(tools)
+    allowed, functions = _parse_allowed(tool_choice, all_functions)
     choice = _parse_choice(allowed, functions)
     marks = () if reasoning_parser is None else REASONING_FORMATS[reasoning_parser].marks
     if choice == "none":
@@ -334,6 +335,7 @@ def plan_tools(
         one_call=not parallel_tool_calls,
         is_either=is_auto and form is not None and leaves_room_for_calls(form),
         names=tuple(tool.name for tool in functions),
+        barred=tuple(tool.name for tool in all_functions if tool not in functions),
         named=choice.name if isinstance(choice, FunctionTool) else None,
         reasoning=reasoning_parser,
     )

@@ -38,15 +38,16 @@ class Automaton:
     """Base of the formats. A state is a method that uses up what it can of the held text and sets the next state.
 
     Args:
-        names: of the functions there are.
+        names: of the functions that may be called.
+        barred: names of those that may not.
     """
 
     MARKS: ClassVar[tuple[str, ...]]  # what the format writes around calls
     OPENING: ClassVar[str]  # the one before calls
     CLOSING: ClassVar[str | None] = None  # the one behind each
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self._names = frozenset(names)
+    def __init__(self, names: Collection[str] = (), barred: Collection[str] = ()) -> None:
+        self._names, self._barred = frozenset(names), frozenset(barred)
         self._state: Callable[[], list[AnswerEvent] | None] = self._in_text
         self._held = ""
         self._lead: list[str] = []  # text that announced a call, in pieces; returned as text if none follows
@@ -95,8 +96,8 @@ class Automaton:
         return []
 
     def _is_name(self, name: str) -> bool:
-        """Return True if the name can be that of a function; after a marker every name can."""
-        return bool(name)
+        """Return True if the name can be that of a function; after a marker every one can that is not barred."""
+        return bool(name) and name not in self._barred
 
     def _in_call(self) -> list[AnswerEvent] | None:
         call = self._call
@@ -167,12 +168,12 @@ class Llama3JsonFormat(Automaton):
     OPENING = "<|python_tag|>"
     MARKS = (OPENING,)
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        super().__init__(names)
+    def __init__(self, names: Collection[str] = (), barred: Collection[str] = ()) -> None:
+        super().__init__(names, barred)
         self._state = self._at_beginning
 
     def _is_name(self, name: str) -> bool:
-        return name in self._names if self._names else bool(name)
+        return name in self._names if self._names else super()._is_name(name)
 
     def _at_beginning(self) -> list[AnswerEvent] | None:
         if not self._lead_on() or (self._held != self.OPENING and self.OPENING.startswith(self._held)):
@@ -197,8 +198,8 @@ class MistralFormat(Automaton):
 
     OPENING, ARGS, CALL_ID = MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        super().__init__(names)
+    def __init__(self, names: Collection[str] = (), barred: Collection[str] = ()) -> None:
+        super().__init__(names, barred)
         self._value = ValueScanner()
         self._writer: CallWriter | None = None
 
@@ -246,6 +247,8 @@ class MistralFormat(Automaton):
                 return self._give_back()
         if marker is None:
             return None
+        if not self._is_name(name):
+            return self._give_back()
         self._lead, self._held = [], "{" + rest if marker == "{" else rest
         self._writer, self._value = CallWriter(self._num_calls, name), ValueScanner()
         self._state = self._before_arguments
