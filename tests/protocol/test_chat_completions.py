@@ -304,6 +304,26 @@ def test_calls_of_tools_come_in_pieces_that_add_up(size: int) -> None:
     assert arguments == '{"word": "owl"}'
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"name": "look_up", "arguments": {"word": "owl', "stop"),
+        ('{"name": "look_up", "arguments": {"word": "owl"}', "tool_calls"),
+        (
+            '{"name": "look_up", "arguments": {}}</tool_call><tool_call>{"name": "look_up", "arguments": {',
+            "stop",
+        ),
+        ('{"name": "look_up", "arguments": {]}</tool_call><tool_call>{"name": "look_up"}', "tool_calls"),
+    ],
+)
+def test_an_answer_that_stops_amid_the_arguments_of_a_call_does_not_end_for_calls(
+    text: str, said: str
+) -> None:
+    answer = choice(plan_tools([TOOL], "auto", tool_parser="hermes"))
+    pieces = answer.add(output(f"<tool_call>{text}", FinishReason.STOP))
+    assert (answer.whole()["finish_reason"], pieces[-1]["finish_reason"]) == (said, said)
+
+
 def test_reasoning_is_told_apart() -> None:
     plan = plan_tools(reasoning_parser="qwen3")
     answer = choice(plan)

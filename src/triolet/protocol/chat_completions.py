@@ -167,6 +167,7 @@ class ChatChoice:
     _text: list[str] = attrs.field(factory=list, init=False)
     _reasoning: list[str] = attrs.field(factory=list, init=False)
     _calls: list[dict[str, Any]] = attrs.field(factory=list, init=False)
+    _ends_call: bool = attrs.field(default=False, init=False)  # True if the last call has valid arguments
     _logprobs: list[dict[str, Any]] = attrs.field(factory=list, init=False)
     _sent_logprobs: int = attrs.field(default=0, init=False)
     _ending: tuple[str, str | int | None] | None = attrs.field(default=None, init=False)
@@ -192,7 +193,7 @@ class ChatChoice:
         pieces = [self._piece(delta) for delta in deltas if delta]
         if is_last:
             reason, detail = finish_reason(completion)
-            self._ending = ("tool_calls" if self._calls and reason == "stop" else reason, detail)
+            self._ending = ("tool_calls" if self._ends_call and reason == "stop" else reason, detail)
             pieces.append(self._piece({}))
         if pieces and self.num_top is not None:
             pieces[0]["logprobs"] = {"content": self._logprobs[self._sent_logprobs :]}
@@ -236,7 +237,8 @@ class ChatChoice:
             case ToolCallArguments(index=index, text=text):
                 self._calls[-1]["function"]["arguments"] += text
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-            case ToolCallEnd():
+            case ToolCallEnd(is_valid=is_valid):
+                self._ends_call = is_valid
                 return None
 
     def _piece(self, delta: dict[str, Any]) -> Piece:
