@@ -379,9 +379,11 @@ class Specials:
 
     special: Sequence[str]
     texts: list[str] = attrs.field(factory=list)
+    asked: list[tuple[str, ...]] = attrs.field(factory=list)
 
     def tokenize(self, message: Tokenize) -> Tokenized:
         assert message.prompt is None
+        self.asked.append(message.marks)
         self.texts.extend(message.marks)
         return Tokenized(None, (), (), tuple((self.texts.index(mark),) for mark in message.marks))
 
@@ -409,6 +411,14 @@ def test_special_tokens_are_shown_where_one_of_them_is_a_mark_that_is_looked_for
 ) -> None:
     plan = plan_tools([CLOCK] if choice else (), choice, tokenizer=Specials(special), **parsers)  # type: ignore[arg-type]
     assert plan.skip_special_tokens is not shows
+
+
+def test_a_tokenizer_is_asked_for_the_marks_that_are_looked_for_alone() -> None:
+    tokenizer = Specials([])
+    assert plan_tools([CLOCK], "required", tool_parser="hermes", tokenizer=tokenizer).skip_special_tokens
+    assert tokenizer.asked == []
+    plan_tools([CLOCK], tool_parser="hermes", tokenizer=tokenizer)
+    assert tokenizer.asked == [("<tool_call>", "</tool_call>")]
 
 
 def test_marks_of_a_tokenizer_that_is_not_known_are_special_where_the_family_has_them_so() -> None:

@@ -343,7 +343,7 @@ def plan_tools(
 
 def _are_special(marks: Sequence[str], tokenizer: TokenizerInterface | None) -> bool:
     """Return True if one of the marks is a special token, so that it is text only where those are shown."""
-    if tokenizer is None:
+    if tokenizer is None or not marks:
         return not SPECIAL_MARKS.isdisjoint(marks)
     encoded = tokenizer.tokenize(Tokenize(None, marks=tuple(marks))).marks_token_ids
     with_special, without = (
