@@ -101,6 +101,7 @@ class _Architecture:
     # Keys of `_NOT_HONOURED` that it honours, and those that may hold an array of a number per layer.
     honours: frozenset[str] = frozenset()
     varies: frozenset[str] = frozenset()
+    is_written: bool = True  # `writer.py` writes its files, too
     more: Callable[[GgufMetadata], dict[str, Any]] = lambda metadata: {}  # fields beyond the common ones
 
 
@@ -246,6 +247,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
         names=_GEMMA4_NAMES,
         honours=frozenset({"attention.shared_kv_layers", "attention.key_length_swa"}),
         varies=frozenset({"attention.head_count_kv", "feed_forward_length"}),
+        is_written=False,
         more=_gemma4,
     ),
     "gpt-oss": _Architecture("GptOssForCausalLM", names=_GPT_OSS_NAMES, more=_gpt_oss),
@@ -269,7 +271,8 @@ class WrittenArchitecture:
 
 def written_architecture(hf_name: str) -> WrittenArchitecture | None:
     """Return how the files of an architecture of config.json are written; None for one that GGUF files do not have."""
-    by_hf_name = {found.hf_name: name for name, found in _ARCHITECTURES.items()} | _VARIANTS
+    written = {name: found for name, found in _ARCHITECTURES.items() if found.is_written}
+    by_hf_name = {found.hf_name: name for name, found in written.items()} | _VARIANTS
     if (name := by_hf_name.get(hf_name)) is None:
         return None
     found = _ARCHITECTURES[name]
