@@ -332,3 +332,36 @@ async def test_a_long_message_is_parsed_in_the_parse_thread(
             for _ in range(3):
                 await next_event(socket)
     assert (got, num_parsed) == (texts, 1)
+
+
+async def terminal_event(socket: ClientWebSocket) -> dict[str, Any]:
+    """Return the last event of a turn."""
+    ends = ("response.completed", "response.incomplete", "response.failed", "response.steer.failed", "error")
+    while (event := await next_event(socket))["type"] not in ends:
+        pass
+    return event
+
+
+@pytest.mark.parametrize("seed", [None, -1])
+@pytest.mark.parametrize("over", ["websocket", "http"])
+async def test_a_request_whose_seed_an_engine_would_draw_gets_one_of_the_router(
+    seed: int | None, over: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    seeds: list[int] = []
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        seeds.append(message["seed"])
+        return dumped("resp_1", "a")
+
+    def answer(asked: Asked) -> Answer:
+        seeds.append(json.loads(asked.body)["seed"])
+        return Answer([b"data: [DONE]\n\n"])
+
+    engine = FakeEngine(events=events, answer=answer)
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        if over == "http":
+            await fleet.ask("POST", "/v1/chat/completions", {"stream": True, "seed": seed})
+        else:
+            await create(socket, seed=seed)
+            await terminal_event(socket)
+    assert len(seeds) == 1 and seeds[0] >= 0

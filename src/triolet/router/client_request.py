@@ -71,6 +71,11 @@ def with_field(raw: bytes, name: str, value: str | int) -> bytes:
     return b"%s,%s}" % (raw.rstrip().removesuffix(b"}"), json.dumps({name: value})[1:-1].encode())
 
 
+def is_without_seed(fields: Mapping[str, Any]) -> bool:
+    """Return True for a request whose seed the engine would draw."""
+    return fields.get("seed") in (None, -1)
+
+
 def new_seed() -> int:
     """Return a seed for a request without one: the same for all engines that compute it, and for no other request."""
     return secrets.randbits(62)

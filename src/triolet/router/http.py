@@ -26,7 +26,7 @@ from triolet.protocol.access import Access, preflight_headers
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import new_seed, parsed_request, with_field
+from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
@@ -197,7 +197,7 @@ class RouterApp:
         )
         target = scope["path"] + (f"?{query}" if query else "")
         payload = parsed.fields
-        if payload.get("stream") is True and payload.get("seed") is None and scope["path"] in SEEDED:
+        if payload.get("stream") is True and is_without_seed(payload) and scope["path"] in SEEDED:
             body = with_field(body, "seed", new_seed())
         return ClientRequest(scope["method"], target, headers, body, payload, parsed.prompt)
 

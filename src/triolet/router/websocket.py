@@ -31,7 +31,7 @@ from triolet.errors import ResourceShortage
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import JsonLimits, encode
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.client_request import new_seed, parsed_request, with_field
+from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import TERMINAL_TYPES, Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
 from triolet.router.refusals import events_moved, passed_on, refusal_of_frames, unavailable
@@ -371,7 +371,7 @@ def _message(turn: RoutedTurn, home: Home | None) -> str:
     if home is not None:
         name = "response_id" if kind == "response.resume" else "previous_response_id"
         return with_field(turn.text.encode(), name, home.response_id).decode()
-    if kind == "response.create" and turn.payload.get("seed") is None:
+    if kind == "response.create" and is_without_seed(turn.payload):
         return with_field(turn.text.encode(), "seed", turn.seed).decode()
     return turn.text
 
