@@ -80,6 +80,7 @@ class FakeEngine:
     listing: bytes | trio.Event | None = None
     is_there: bool = True
     asked: list[Asked] = attrs.field(factory=list)
+    upgrades: list[dict[str, str]] = attrs.field(factory=list)  # headers of each
 
     def num_asked(self, target: str) -> int:
         """Return how often a path was asked for."""
@@ -145,6 +146,7 @@ class FakeEngine:
             for event in protocol.events():
                 if isinstance(event, Request):
                     headers = {name.decode().lower(): value.decode() for name, value in event.extra_headers}
+                    self.upgrades.append(headers)
                     if (refusal := self.refusal(headers.get("authorization"))) is not None:
                         await stream.send_all(_refused(protocol, refusal))
                         return
@@ -205,12 +207,14 @@ class FakeFleet:
         return [engine.state.value for engine in self.router.engines.all]
 
     @asynccontextmanager
-    async def websocket(self, key: str | None = None, host: str = HOST) -> AsyncGenerator[ClientWebSocket]:
+    async def websocket(
+        self, key: str | None = None, host: str = HOST, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[ClientWebSocket]:
         """Open a client's WebSocket to the router."""
         ours, theirs = trio.testing.memory_stream_pair()
         self.nursery.start_soon(self.router.serve_websocket, theirs)
         socket = ClientWebSocket(ours)
-        await socket.shake_hands(ServerAddress.of(host, key), "/v1/responses")
+        await socket.shake_hands(ServerAddress.of(host, key), "/v1/responses", (headers or {}).items())
         yield socket
         await socket.close()
         await ours.aclose()

@@ -365,3 +365,20 @@ async def test_a_request_whose_seed_an_engine_would_draw_gets_one_of_the_router(
             await create(socket, seed=seed)
             await terminal_event(socket)
     assert len(seeds) == 1 and seeds[0] >= 0
+
+
+async def test_trace_headers_of_a_websocket_come_to_each_engine_that_computes_a_response_of_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "x=y"}
+    broken = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], None])
+    whole = FakeEngine(events=lambda message: dumped("resp_2", "ab"))
+    async with (
+        open_fleet(monkeypatch, broken, whole) as fleet,
+        fleet.websocket(headers={**trace, "x-other": "1"}) as socket,
+    ):
+        await create(socket)
+        assert (await terminal_event(socket))["type"] == "response.completed"
+    for engine in (broken, whole):
+        [headers] = engine.upgrades
+        assert {name: value for name, value in headers.items() if name.startswith(("trace", "x-"))} == trace

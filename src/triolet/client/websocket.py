@@ -5,7 +5,7 @@ So a cancelled wait loses nothing, and the same task can say goodbye afterwards.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -83,15 +83,22 @@ class ClientWebSocket:
                     raise ConnectionLost(_closing(event), int(event.code))
             await self._read()
 
-    async def shake_hands(self, address: ServerAddress, path: str) -> None:
+    async def shake_hands(
+        self, address: ServerAddress, path: str, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """Open the WebSocket at a path.
 
         Raises:
             ConnectionLost: the server does not answer.
+        Args:
+            address: of the server.
+            path: of the WebSocket.
+            headers: of the upgrade request, beside those of the address.
             HttpError: it refuses the WebSocket.
         """
         body, refusal = b"", None
-        await self._send(Request(host=address.authority, target=path, extra_headers=address.headers))
+        more = [*address.headers, *((name.encode(), value.encode("latin-1")) for name, value in headers)]
+        await self._send(Request(host=address.authority, target=path, extra_headers=more))
         while True:
             for event in self._protocol.events():
                 if isinstance(event, AcceptConnection):
@@ -153,12 +160,17 @@ def _closing(event: CloseConnection) -> str:
 
 
 @asynccontextmanager
-async def open_responses_socket(address: ServerAddress) -> AsyncIterator[ClientWebSocket]:
+async def open_responses_socket(
+    address: ServerAddress, headers: Iterable[tuple[str, str]] = ()
+) -> AsyncIterator[ClientWebSocket]:
     """Open a WebSocket of the Responses protocol; it is closed with the scope.
 
     Raises:
         ConnectionLost: the server cannot be reached.
         HttpError: it refuses the WebSocket.
+    Args:
+        address: of the server.
+        headers: of the upgrade request, beside those of the address.
     """
     try:
         stream = await connect(address)
@@ -167,7 +179,7 @@ async def open_responses_socket(address: ServerAddress) -> AsyncIterator[ClientW
     async with stream:
         socket = ClientWebSocket(stream)
         with trio.move_on_after(HANDSHAKE_WITHIN_S) as scope:
-            await socket.shake_hands(address, f"{address.base_path}/responses")
+            await socket.shake_hands(address, f"{address.base_path}/responses", headers)
         if scope.cancelled_caught:
             raise ConnectionLost("the server does not answer the handshake")
         try:

@@ -19,6 +19,7 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, get_json
 from triolet.config.server import GatewayConfig
+from triolet.core.request.request import TraceHeaders
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
@@ -123,7 +124,7 @@ class Router:
                 # Engines that check no keys let clients call themselves anything, and many of them alike.
                 name = key if self.engines.check_keys else None
                 socket.use_budget(self._budget, name or client_address(stream))
-                await self._serve_session(socket, key)
+                await self._serve_session(socket, key, handshake.trace_headers)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except* Exception:
@@ -172,10 +173,18 @@ class Router:
                 self.engines.note_lost(engine)
         raise unavailable("No engine answers.")
 
-    async def _serve_session(self, socket: ServerSocket, key: str | None) -> None:
+    async def _serve_session(
+        self, socket: ServerSocket, key: str | None, trace_headers: TraceHeaders
+    ) -> None:
         """Run the session beside what reads the socket and asks whether the client is there."""
         connection = RoutedConnection(
-            socket, self.engines, self._homes, key, self._json_limits, self._metrics.note_error
+            socket,
+            self.engines,
+            self._homes,
+            key,
+            self._json_limits,
+            self._metrics.note_error,
+            trace_headers,
         )
         self._connections.add(connection)
         if self._app.is_draining:  # began during the handshake

@@ -27,6 +27,7 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
+from triolet.core.request.request import TraceHeaders
 from triolet.errors import ResourceShortage
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import JsonLimits, encode
@@ -124,7 +125,7 @@ class RoutedConnection:
         on_error: Callable[[int, str], None],
     ) -> None:
         self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
-        self._limits, self._on_error = limits, on_error
+        self._limits, self._on_error, self._trace_headers = limits, on_error, trace_headers
         self._send_queue = SendQueue()
         self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
         self._num_queued = 0
@@ -137,6 +138,7 @@ class RoutedConnection:
         return self._send_queue.num_bytes
 
     async def run(self) -> None:
+        trace_headers: of the client's upgrade request, which engines get with theirs.
         """Serve until the connection ends; leaving it aborts all responses."""
         try:
             async with trio.open_nursery() as nursery:
@@ -147,6 +149,7 @@ class RoutedConnection:
             pass
 
     def send(self, text: str) -> None:
+        trace_headers: TraceHeaders = (),
         """Send a message to the client."""
         self._send_queue.put(text)
 
@@ -304,7 +307,7 @@ class RoutedConnection:
         """Have an engine compute the turn; return True when it is over, and False if it must be moved."""
         scope = trio.CancelScope()
         with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
-            async with open_responses_socket(self._address(engine)) as upstream:
+            async with open_responses_socket(self._address(engine), self._trace_headers) as upstream:
                 await upstream.send(_message(turn, home))
                 turn.continuation = Continuation(turn.sent) if turn.sent.num_events else None
                 turn.upstream = upstream
