@@ -28,6 +28,10 @@ from triolet.config.server import GatewayConfig
 from triolet.router.service import Router
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
+CHUNK = b"""data: {"id": "c", "created": 1, "choices": [{"index": 0, "delta": {"content": "a"}}]}
+
+"""
+
 
 def storing(name: str) -> FakeEngine:
     """Return an engine that stores its responses, and knows none of other engines."""
@@ -108,6 +112,21 @@ async def test_a_stream_that_its_next_engine_refuses_ends_with_a_failure_and_not
         streamed = await fleet.ask("POST", "/v1/responses", {"input": "x", "stream": True})
         assert [event["type"] for event in streamed.events()][-1] == "response.failed"
         assert b"rate_limit" not in streamed.body
+
+
+@pytest.mark.parametrize("target", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_stream_that_ends_with_an_error_of_the_router_has_the_last_line_of_every_stream(
+    target: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    pieces: list[Piece] = [CHUNK, None]
+    if target == "/v1/responses":
+        pieces = [*map(sse, response_events("resp_1", "a")[:2]), None]
+    broken = FakeEngine(answer=lambda asked: Answer(pieces))
+    other = FakeEngine(answer=lambda asked: error_answer(400, "invalid_value"))
+    async with open_fleet(monkeypatch, broken, other) as fleet:
+        streamed = await fleet.ask("POST", target, {"stream": True})
+    assert "error" in streamed.events()[-1] or streamed.events()[-1]["type"] == "response.failed"
+    assert streamed.body.endswith(b"\n\ndata: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(
@@ -195,8 +214,7 @@ async def test_new_requests_of_a_draining_router_are_refused_and_it_is_not_ready
 async def test_a_stream_that_is_not_over_at_the_end_of_the_grace_period_ends_with_its_failure(
     target: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "a"}}]}
-    pieces: list[Piece] = [b"data: " + json.dumps(chunk).encode() + b"\n\n"]
+    pieces: list[Piece] = [CHUNK]
     if target == "/v1/responses":
         pieces = [sse(event) for event in response_events("resp_1", "a")[:2]]
     engine = FakeEngine(answer=lambda asked: Answer([*pieces, trio.Event()]))

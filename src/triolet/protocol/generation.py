@@ -22,6 +22,7 @@ from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
 from triolet.protocol.labels import check_labels
 from triolet.protocol.sampling import check_object_fields, sampling_params, structure_request
 
+STREAM_END = b"data: [DONE]\n\n"  # of every stream over HTTP
 MIN_LOGPROB = -9999.0  # OpenAI's value for "impossible", since JSON has no infinity
 
 

@@ -24,6 +24,7 @@ from triolet.errors import ResourceShortage
 from triolet.observability.prometheus import CONTENT_TYPE, UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access, preflight_headers
 from triolet.protocol.errors import WireError, of_exception
+from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
 from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
@@ -404,7 +405,7 @@ class _Follower:
     def _block(self, block: bytes) -> bytes:
         lines = block.split(b"\n")
         data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
-        if not data or data == b"[DONE]":
+        if not data or block + b"\n\n" == STREAM_END:
             return block + b"\n\n"
         event = json.loads(data)
         if self._continuation is not None:
@@ -433,11 +434,13 @@ class _Follower:
         return None if new_id is None else (known, new_id)
 
     def failure(self, error: WireError) -> bytes:
-        """Return the event that ends the stream with an error."""
+        """Return what ends the stream with an error."""
         if self._has_chunks or self._events.response is None:
-            return f"data: {json.dumps({'error': error.streamed_body()})}\n\n".encode()
-        event = self._events.failure("server_error", error.message)
-        return f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
+            last = f"data: {json.dumps({'error': error.streamed_body()})}\n\n"
+        else:
+            event = self._events.failure("server_error", error.message)
+            last = f"event: response.failed\ndata: {json.dumps(event)}\n\n"
+        return last.encode() + STREAM_END
 
 
 def _route_of(path: str) -> str:

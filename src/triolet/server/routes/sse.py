@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from triolet.observability.prometheus import GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
+from triolet.protocol.generation import STREAM_END
 from triolet.protocol.json import encode
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import log_failure
@@ -25,7 +26,6 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the events
 ]
-DONE = b"data: [DONE]\n\n"
 
 
 class EventSender:
@@ -58,8 +58,8 @@ class EventSender:
     async def end(self) -> None:
         """Send the last event and end the response."""
         async with self._lock:
-            await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
-        self._metrics.note_sse_sent(len(DONE))
+            await self._send({"type": "http.response.body", "body": STREAM_END, "more_body": False})
+        self._metrics.note_sse_sent(len(STREAM_END))
 
     async def keep_alive(self) -> None:
         """Send comments while nothing else is sent."""
