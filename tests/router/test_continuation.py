@@ -127,6 +127,44 @@ def test_events_of_the_vendor_are_not_repeated_and_not_numbered() -> None:
     assert told == [{**vendor, "response_id": "resp_a"}]
 
 
+def test_answers_to_messages_are_no_events_of_the_response_that_they_are_about() -> None:
+    draw = random.Random(1)
+    first, second = response_events("a", draw), response_events("b", draw)
+    steer = {"type": "response.steer.failed", "sequence_number": 0, "steer": {}}
+    error = {"type": "error", "status": 404, "error": {}}
+    received = moved([[*first[:4], steer], [second[0], error, *second[1:]]], [5])
+    assert [event for event in received if event in (steer, error)] == [steer, error]
+    numbers = [event["sequence_number"] for event in received if event not in (steer, error)]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_the_error_that_ends_a_stream_over_http_has_the_number_of_the_event_before_it() -> None:
+    draw = random.Random(1)
+    first, second = response_events("a", draw), response_events("b", draw)
+    error = {"type": "error", "code": "service_unavailable", "sequence_number": 0}
+    received = moved([first, [second[0], error]], [5])
+    assert received[-1] == {**error, "sequence_number": 4}
+
+
+def test_the_successor_of_a_steered_response_that_was_moved_has_its_own_numbers_and_time() -> None:
+    draw = random.Random(1)
+    first, second, next_one = (response_events(name, draw) for name in ("a", "b", "cc"))
+    received = moved([first, [*second, *next_one]], [5])
+    numbers = [event["sequence_number"] for event in received]
+    start = numbers.index(0, 1)
+    assert numbers[:start] == list(range(start)) and numbers[start:] == list(range(len(next_one)))
+    assert received[start]["response"] == next_one[0]["response"]
+    assert received[-1]["response"]["created_at"] == next_one[0]["response"]["created_at"]
+
+
+def test_a_response_that_ends_with_its_engine_after_a_steering_is_the_successor() -> None:
+    sent, draw = SentEvents(), random.Random(0)
+    for event in [*response_events("a", draw), *response_events("b", draw)[:4]]:
+        sent.note(event)
+    failure = sent.failure("server_error", "gone")
+    assert (failure["sequence_number"], failure["response"]["id"]) == (4, "resp_b")
+
+
 def test_a_response_that_no_engine_continues_ends_with_the_next_number() -> None:
     sent = SentEvents()
     for event in response_events("a", random.Random(0))[:4]:

@@ -129,6 +129,17 @@ async def test_a_stream_that_ends_with_an_error_of_the_router_has_the_last_line_
     assert streamed.body.endswith(b"\n\ndata: [DONE]\n\n")
 
 
+async def test_an_error_of_the_engine_that_goes_on_with_chunks_comes_to_the_client(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    broken = FakeEngine(answer=lambda asked: Answer([CHUNK, None]))
+    error: list[Piece] = [b'data: {"error": {"code": "server_error"}}\n\n', b"data: [DONE]\n\n"]
+    other = FakeEngine(answer=lambda asked: Answer([CHUNK, *error]))
+    async with open_fleet(monkeypatch, broken, other) as fleet:
+        streamed = await fleet.ask("POST", "/v1/chat/completions", {"stream": True})
+    assert streamed.body == b"".join([CHUNK, *error])
+
+
 @pytest.mark.parametrize(
     ("headers", "code"),
     [

@@ -58,6 +58,8 @@ class ChunkContinuation:
         Raises:
             Diverged: the chunk differs from what was sent.
         """
+        if "error" in chunk:  # ends the stream
+            return chunk
         choices = [kept for choice in chunk.get("choices", ()) if (kept := self._choice(choice)) is not None]
         is_usage = chunk.get("usage") is not None and not chunk.get("choices")
         if not choices and not (is_usage and not self.sent.has_usage):

@@ -20,6 +20,8 @@ from triolet.errors import TrioletError
 Event = dict[str, Any]
 
 TERMINAL_TYPES: Final = ("response.completed", "response.failed", "response.incomplete")
+# Answers to a message, and no events of the response: they are told at once, and never compared.
+_ASIDE: Final = ("error", "response.steer.failed")
 _DELTA: Final = ".delta"
 _PLACES: Final = ("output_index", "content_index", "summary_index")
 
@@ -43,15 +45,15 @@ class SentEvents:
     """Events of one response that a client has been sent."""
 
     num_events: int = 0  # with a sequence number
-    response: Mapping[str, Any] | None = None  # as the first events told it
+    response: Mapping[str, Any] | None = None  # as its first event told it; after a steering the successor
     _units: list[_Unit] = attrs.field(factory=list)
 
     def note(self, event: Event) -> None:
         """Note that an event was sent."""
-        if "sequence_number" not in event:
+        if "sequence_number" not in event or event["type"] in _ASIDE:
             return
         self.num_events = event["sequence_number"] + 1
-        if self.response is None and "response" in event:
+        if "response" in event and (self.response is None or event["type"] == "response.created"):
             self.response = event["response"]
         key, last = _key(event), self._units[-1] if self._units else None
         if not event["type"].endswith(_DELTA):
@@ -107,15 +109,22 @@ class Continuation:
         known = None if self.sent.response is None else self.sent.response["id"]
         return next((new for new, old in self._ids.items() if old == known), None)
 
+    @property
+    def has_caught_up(self) -> bool:
+        """True if all that was sent has come again."""
+        return self._place == len(self._units)
+
     def follow(self, event: Event) -> Event | None:
         """Return what the client is to be sent for an event of this engine; None for what it has.
 
         Raises:
             Diverged: the event differs from the one that was sent.
         """
+        if event["type"] in _ASIDE:
+            return self._told_aside(event)
         if "sequence_number" not in event:  # of the vendor: tells of now, and is not repeated
-            return None if self._place < len(self._units) else self._fitted(event)
-        if self._place == len(self._units):
+            return self._fitted(event) if self.has_caught_up else None
+        if self.has_caught_up:
             return self._numbered(event)
         unit = self._units[self._place]
         if _key(event) != unit.key:
@@ -153,12 +162,22 @@ class Continuation:
         self._ids.update(zip(_ids(event), unit.ids, strict=False))
 
     def _numbered(self, event: Event) -> Event:
-        return {**self._fitted(event), "sequence_number": self.sent.num_events}
+        fitted = self._fitted(event)
+        # The successor of a steered response has numbers of its own.
+        is_successor = event["type"] == "response.created" and self.sent.num_events
+        return fitted if is_successor else {**fitted, "sequence_number": self.sent.num_events}
+
+    def _told_aside(self, event: Event) -> Event:
+        fitted = self._fitted(event)
+        # The error that ends a stream over HTTP has the number of the event before it.
+        is_last = event["type"] == "error" and "sequence_number" in event
+        return {**fitted, "sequence_number": self.sent.num_events - 1} if is_last else fitted
 
     def _fitted(self, event: Event) -> Event:
         fitted: Event = _replaced(event, self._ids)
-        if "response" in fitted and self.sent.response is not None:
-            fitted["response"]["created_at"] = self.sent.response["created_at"]
+        known = self.sent.response
+        if "response" in fitted and known is not None and fitted["response"]["id"] == known["id"]:
+            fitted["response"]["created_at"] = known["created_at"]
         return fitted
 
 
