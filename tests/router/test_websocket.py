@@ -19,6 +19,7 @@ from tests.router.fake_fleet import (
     error_answer,
     open_fleet,
     response_events,
+    sse,
 )
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost
@@ -334,12 +335,251 @@ async def test_a_long_message_is_parsed_in_the_parse_thread(
     assert (got, num_parsed) == (texts, 1)
 
 
+def refusing(status: int, code: str, **fields: Any) -> Piece:
+    """Return the event with which an engine refuses a message."""
+    error = {"type": "a type", "code": code, "message": f"It is {code}.", "param": None, **fields}
+    return json.dumps({"type": "error", "status": status, "error": error})
+
+
 async def terminal_event(socket: ClientWebSocket) -> dict[str, Any]:
     """Return the last event of a turn."""
     ends = ("response.completed", "response.incomplete", "response.failed", "response.steer.failed", "error")
     while (event := await next_event(socket))["type"] not in ends:
         pass
     return event
+
+
+@pytest.mark.parametrize("over", ["websocket", "http"])
+@pytest.mark.parametrize(
+    ("status", "code", "wait_s"), [(429, "rate_limit_exceeded", 7), (503, "service_unavailable", 0)]
+)
+async def test_a_stream_whose_next_engine_refuses_it_for_now_goes_on_there_later(
+    over: str,
+    status: int,
+    code: str,
+    wait_s: int,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    asked_s: list[float] = []
+
+    def is_busy() -> bool:
+        asked_s.append(trio.current_time())
+        return len(asked_s) < 3
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        return [refusing(status, code, retry_after=7)] if is_busy() else dumped("resp_2", "abc")
+
+    def answer(asked: Asked) -> Answer:
+        if is_busy():
+            return error_answer(status, code, retry_after="7")
+        return Answer([sse(event) for event in response_events("resp_2", "abc")])
+
+    first = response_events("resp_1", "a")[:2]
+    broken = FakeEngine(
+        events=lambda message: [*map(json.dumps, first), None],
+        answer=lambda asked: Answer([*map(sse, first), None]),
+    )
+    busy = FakeEngine(events=events, answer=answer)
+    async with open_fleet(monkeypatch, broken, busy) as fleet, fleet.websocket() as socket:
+        if over == "http":
+            got = (await fleet.ask("POST", "/v1/responses", {"input": "x", "stream": True})).events()
+        else:
+            await create(socket)
+            got = [await next_event(socket) for _ in range(4)]
+    assert [event.get("delta") for event in got] == [None, "a", "bc", None]
+    assert got[-1]["type"] == "response.completed"
+    assert wait_s <= asked_s[1] - asked_s[0] < 10
+
+
+async def test_a_stream_that_an_engine_refuses_for_now_goes_on_at_once_at_an_engine_that_has_not(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    num_refused = 0
+
+    def refuse(message: dict[str, Any]) -> list[Piece]:
+        nonlocal num_refused
+        num_refused += 1
+        return [refusing(429, "rate_limit_exceeded", retry_after=7)]
+
+    broken = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], None])
+    busy, free = FakeEngine(events=refuse), FakeEngine(events=lambda message: dumped("resp_2", "ab"))
+    async with open_fleet(monkeypatch, broken, busy, free) as fleet, fleet.websocket() as socket:
+        # What waits at the third engine makes the second one the next to be chosen.
+        fleet.router.engines._dispatcher.assign("other", 2, 10_000, 0.0)
+        began_s = trio.current_time()
+        await create(socket)
+        assert (await terminal_event(socket))["type"] == "response.completed"
+        assert (num_refused, trio.current_time() - began_s < 7) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "most"), [(429, "rate_limit_exceeded", 9), (400, "invalid_value", 1)]
+)
+async def test_a_stream_that_no_engine_goes_on_with_fails_and_its_lane_goes_on(
+    status: int,
+    code: str,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    num_refused = 0
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        nonlocal num_refused
+        if message["input"] == "another":
+            return dumped("resp_2", "a")
+        num_refused += 1
+        return [refusing(status, code, retry_after=1)]
+
+    broken = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], None])
+    async with (
+        open_fleet(monkeypatch, broken, FakeEngine(events=events)) as fleet,
+        fleet.websocket() as socket,
+    ):
+        await create(socket)
+        for _ in range(2):
+            await next_event(socket)
+        broken.is_there = False
+        failed = await terminal_event(socket)
+        assert (failed["type"], failed["response"]["id"]) == ("response.failed", "resp_1")
+        assert 0 < num_refused <= most
+        await create(socket, input="another")
+        assert (await terminal_event(socket))["response"]["id"] == "resp_2"
+
+
+STEER_FAILED: dict[str, Any] = {
+    "type": "response.steer.failed",
+    "sequence_number": 0,
+    "error": {"code": "invalid_input"},
+    "steer": {},
+}
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["over", "active"])
+async def test_a_steer_that_fails_ends_and_its_lane_goes_on(
+    late: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def events(message: dict[str, Any]) -> list[Piece]:
+        if message["type"] == "response.steer":
+            return [json.dumps(STEER_FAILED), *([] if late else dumped("resp_1", "a", "b")[2:])]
+        return dumped("resp_1", "a", "b")[: None if late or message["input"] == "another" else 2]
+
+    async with open_fleet(monkeypatch, FakeEngine(events=events)) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        for _ in range(4 if late else 2):
+            await next_event(socket)
+        await socket.send(
+            json.dumps({"type": "response.steer", "previous_response_id": "resp_1", "input": "y"})
+        )
+        assert await terminal_event(socket) == STEER_FAILED
+        if not late:
+            assert (await terminal_event(socket))["type"] == "response.completed"
+        await create(socket, input="another")
+        assert (await terminal_event(socket))["type"] == "response.completed"
+
+
+async def test_a_resume_without_further_events_ends_silently_and_its_lane_goes_on(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def events(message: dict[str, Any]) -> list[Piece]:
+        if message["type"] == "response.create":
+            return dumped("resp_1", "a")
+        if "response_id" not in message:
+            return [refusing(400, "missing_required_parameter", param="response_id")]
+        return [*dumped("resp_1", "a")[message["starting_after"] + 1 :]]
+
+    async with open_fleet(monkeypatch, FakeEngine(events=events)) as fleet, fleet.websocket() as socket:
+        for starting_after in (2, 1):
+            resume = {
+                "type": "response.resume",
+                "response_id": "resp_1",
+                "starting_after": starting_after,
+                "stream_id": "b",
+            }
+            await socket.send(json.dumps(resume))
+        assert [(await next_event(socket))["type"]] == ["response.completed"]
+        await socket.send(json.dumps({"type": "response.resume", "stream_id": "b"}))
+        assert (await next_event(socket))["error"]["param"] == "response_id"
+        await create(socket, stream_id="b")
+        assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["active", "over"])
+async def test_each_cancel_is_answered_by_the_end_of_its_response_or_by_an_error(
+    is_over: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    whole = dumped("resp_1", "a")
+    ending = {"id": "resp_1", "status": "cancelled", "finish_reason": "abort"}
+    cancelled = json.dumps({"type": "response.incomplete", "sequence_number": 2, "response": ending})
+    too_late = refusing(404, "response_not_found", param="response_id")
+    answers = iter([[*whole[2:], too_late] if is_over else [cancelled], [too_late]])
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        if message["type"] == "response.cancel":
+            return next(answers)
+        return whole if message["input"] == "another" else whole[:2]
+
+    async with open_fleet(monkeypatch, FakeEngine(events=events)) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        for _ in range(2):
+            await next_event(socket)
+        for _ in range(2):
+            await socket.send(json.dumps({"type": "response.cancel", "response_id": "resp_1"}))
+        seen = [(await next_event(socket))["type"] for _ in range(2 + is_over)]
+        end = "response.completed" if is_over else "response.incomplete"
+        assert seen == [end, *["error"] * (1 + is_over)]
+        await create(socket, input="another")
+        assert (await terminal_event(socket))["type"] == "response.completed"
+
+
+async def test_a_cancel_of_a_lane_does_not_end_a_response_of_another_one_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    go_on = trio.Event()
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        if message["type"] == "response.cancel":
+            return [refusing(404, "response_not_found", param="stream_id")]
+        return [go_on, *dumped("resp_1", "a")]
+
+    async with open_fleet(monkeypatch, FakeEngine(events=events)) as fleet, fleet.websocket() as socket:
+        await create(socket, stream_id="a")
+        await trio.testing.wait_all_tasks_blocked()
+        await socket.send(json.dumps({"type": "response.cancel", "stream_id": "b"}))
+        assert (await next_event(socket))["error"]["code"] == "response_not_found"
+        go_on.set()
+        assert (await terminal_event(socket))["type"] == "response.completed"
+
+
+async def test_a_cancel_of_a_response_that_moves_comes_to_its_next_engine_when_that_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    end, cancelled = trio.Event(), []
+    ending = {"id": "resp_2", "created_at": 1, "status": "cancelled", "finish_reason": "abort"}
+
+    def events(message: dict[str, Any]) -> list[Piece]:
+        if message["type"] == "response.create":
+            return dumped("resp_2", "ab")[:2]
+        cancelled.append(message["response_id"])
+        return [json.dumps({"type": "response.incomplete", "sequence_number": 2, "response": ending})]
+
+    broken = FakeEngine(events=lambda message: [*dumped("resp_1", "a")[:2], end, None])
+    next_one = FakeEngine(events=events, is_there=False)
+    async with open_fleet(monkeypatch, broken, next_one) as fleet, fleet.websocket() as socket:
+        await create(socket)
+        for _ in range(2):
+            await next_event(socket)
+        broken.is_there = False
+        end.set()
+        await trio.testing.wait_all_tasks_blocked()
+        await socket.send(json.dumps({"type": "response.cancel", "response_id": "resp_1"}))
+        await trio.testing.wait_all_tasks_blocked()
+        next_one.is_there = True
+        assert (await next_event(socket))["delta"] == "b"
+        told = await next_event(socket)
+        assert (told["type"], told["response"]["id"]) == ("response.incomplete", "resp_1")
+        assert cancelled == ["resp_2"]
 
 
 @pytest.mark.parametrize("seed", [None, -1])

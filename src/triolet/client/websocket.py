@@ -56,6 +56,8 @@ class ClientWebSocket:
     )
     _parts: list[str | bytes | bytearray] = attrs.field(factory=list, init=False)  # of an incomplete message
     _has_pinged: bool = attrs.field(default=False, init=False)
+    # One task sends while another one receives, and answers pings.
+    _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     async def send(self, text: str) -> None:
         """Send a text message.
@@ -88,12 +90,12 @@ class ClientWebSocket:
     ) -> None:
         """Open the WebSocket at a path.
 
-        Raises:
-            ConnectionLost: the server does not answer.
         Args:
             address: of the server.
             path: of the WebSocket.
             headers: of the upgrade request, beside those of the address.
+        Raises:
+            ConnectionLost: the server does not answer.
             HttpError: it refuses the WebSocket.
         """
         body, refusal = b"", None
@@ -150,7 +152,8 @@ class ClientWebSocket:
 
     async def _send(self, event: wsproto.events.Event) -> None:
         try:
-            await self._stream.send_all(self._protocol.send(event))
+            async with self._sending:
+                await self._stream.send_all(self._protocol.send(event))
         except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as error:
             raise ConnectionLost("the connection broke") from error
 
@@ -165,12 +168,12 @@ async def open_responses_socket(
 ) -> AsyncIterator[ClientWebSocket]:
     """Open a WebSocket of the Responses protocol; it is closed with the scope.
 
-    Raises:
-        ConnectionLost: the server cannot be reached.
-        HttpError: it refuses the WebSocket.
     Args:
         address: of the server.
         headers: of the upgrade request, beside those of the address.
+    Raises:
+        ConnectionLost: the server cannot be reached.
+        HttpError: it refuses the WebSocket.
     """
     try:
         stream = await connect(address)

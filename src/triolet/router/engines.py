@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -27,9 +27,11 @@ from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, model_cards, request
 from triolet.core.dispatch.dispatcher import Dispatcher
 from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
+from triolet.protocol.errors import WireError
 
 CHECK_INTERVAL_S = 1.0
 CHECK_TIMEOUT_S = 3.0
+MAX_PAUSE_S = 30.0  # before engines that refuse to go on with an answer are asked again
 MAX_MISSED = 2  # checks without an answer until an engine is down
 
 log = logging.getLogger("triolet.router")
@@ -129,14 +131,21 @@ class Engines:
 
     # ---------------------------------------------------------------------------------------- requests
 
-    def place(self, request_id: str, text: str, salt: str = "") -> RoutedEngine | None:
+    def place(
+        self, request_id: str, text: str, salt: str = "", refused_by: Collection[RoutedEngine] = ()
+    ) -> RoutedEngine | None:
         """Choose the engine of a request; None if none is up.
 
         Args:
             request_id: name of the request, new here.
             text: of its prompt.
             salt: of the client whose prefixes are not others'.
+            refused_by: engines that get it only if no other one is up.
         """
+        if refused_by and (others := [one for one in self.up if one not in refused_by]):
+            engine = min(others, key=lambda one: self._dispatcher.num_requests(one.number))
+            self._dispatcher.assign(request_id, engine.number, num_tokens(text), trio.current_time())
+            return self._given(engine)
         placement = self._dispatcher.place(
             request_id, block_hashes(text, salt), num_tokens(text), trio.current_time()
         )
@@ -145,6 +154,27 @@ class Engines:
     def _given(self, engine: RoutedEngine) -> RoutedEngine:
         engine.num_requests += 1
         return engine
+
+    async def note_refusal(
+        self, engine: RoutedEngine, error: WireError, refused_by: set[RoutedEngine]
+    ) -> None:
+        """Note that an engine does not go on with an answer now, and wait if all that are up have refused it.
+
+        Args:
+            engine: that refuses.
+            error: with status 429 or 503.
+            refused_by: engines that have refused the answer, with this one.
+        """
+        refused_by.add(engine)
+        if error.status == 503:
+            self.note_not_ready(engine)
+        if not refused_by.issuperset(self.up):
+            return
+        refused_by.clear()
+        if self.up:
+            with trio.move_on_after(min(error.retry_after or CHECK_INTERVAL_S, MAX_PAUSE_S)):
+                while not self.is_closed:
+                    await self._changed.park()
 
     def note_progress(self, request_id: str, num_chars: int) -> None:
         """Note a part of an answer, the first of which ends the wait for the prompt."""

@@ -18,7 +18,7 @@ import h11
 import trio
 
 from triolet.client.address import ServerAddress, ServerError
-from triolet.client.http import RECEIVE_BYTES, connect, reason_of
+from triolet.client.http import RECEIVE_BYTES, HttpError, connect, reason_of
 from triolet.config.server import GatewayConfig
 from triolet.errors import ResourceShortage
 from triolet.observability.prometheus import CONTENT_TYPE, UNMATCHED, GatewayMetrics
@@ -31,7 +31,7 @@ from triolet.router.client_request import is_without_seed, new_seed, parsed_requ
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
-from triolet.router.refusals import events_moved, unavailable
+from triolet.router.refusals import Refused, events_moved, passed_on, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.ids import request_id_of
@@ -224,6 +224,7 @@ class RouterApp:
         home = self._home_of(request)
         answer = _Answer(request, send, _follower(request), self._homes, home)
         target = _target(request, home)
+        refused_by: set[RoutedEngine] = set()
         for attempt in range(MAX_MOVES + 1):
             if self._engines.is_closed or (
                 home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
@@ -231,8 +232,11 @@ class RouterApp:
                 break
             name = secrets.token_hex(8)
             engine = (
-                home.engine if home is not None else self._engines.place(name, request.prompt, request.key)
+                home.engine
+                if home is not None
+                else self._engines.place(name, request.prompt, request.key, refused_by)
             )
+            refusal: WireError | None = None
             if engine is None:
                 continue
             if attempt:
@@ -245,10 +249,17 @@ class RouterApp:
                         head,
                         pieces,
                     ):
-                        if head.status_code != 503 or home is not None or len(self._engines.up) < 2:
-                            await self._relay(answer, head, pieces, name)
+                        if (
+                            answer.has_begun
+                            or head.status_code != 503
+                            or home is not None
+                            or len(self._engines.up) < 2
+                        ):
+                            await self._relay(answer, engine, head, pieces, name)
                             return
                         self._engines.note_not_ready(engine)
+            except Refused as error:
+                refusal = error.error
             except (Broken, ServerError):
                 self._engines.note_lost(engine)
             except Diverged as error:
@@ -258,6 +269,8 @@ class RouterApp:
                 self._engines.finish(name)
             if home is not None or not answer.may_move:
                 break
+            if refusal is not None:
+                await self._engines.note_refusal(engine, refusal, refused_by)
         if self._engines.is_closed:
             await answer.fail(shutting_down())
         elif answer.has_begun:
@@ -266,10 +279,19 @@ class RouterApp:
             await answer.fail(unavailable("No engine could answer."))
 
     async def _relay(
-        self, answer: _Answer, head: h11.Response, pieces: AsyncIterator[bytes], name: str
+        self,
+        answer: _Answer,
+        engine: RoutedEngine,
+        head: h11.Response,
+        pieces: AsyncIterator[bytes],
+        name: str,
     ) -> None:
         if answer.has_begun and head.status_code != 200:
-            raise Diverged(f"it answers {head.status_code}")
+            if head.status_code not in (429, 503):
+                raise Diverged(f"it answers {head.status_code}")
+            body = b"".join([piece async for piece in pieces])
+            error = HttpError(engine.address, head.status_code, body, head.headers)
+            raise Refused(passed_on(error))
         async for piece in pieces:
             await answer.add(head, piece)
             self._engines.note_progress(name, len(piece) // 64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from triolet.client.http import HttpError
 from triolet.client.websocket import ConnectionLost
@@ -23,6 +24,18 @@ _CODES: Final = {
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
+class Refused(Exception):
+    """The engine does not go on with an answer that another one has begun.
+
+    Args:
+        error: what it says.
+    """
+
+    def __init__(self, error: WireError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def unavailable(message: str) -> WireError:
     """Return the error of a fleet without an engine for a request."""
     return WireError(message, code="service_unavailable", status=503, type="server_error", retry_after_s=1.0)
@@ -36,18 +49,27 @@ def events_moved() -> WireError:
 
 def passed_on(error: HttpError) -> WireError:
     """Return an engine's refusal as the client gets it."""
-    body, status = error.error, error.status
+    return _refusal(error.error, error.status, error.retry_after_s, str(error))
+
+
+def refusal_of_event(event: Mapping[str, Any]) -> WireError:
+    """Return the refusal that an engine's `error` event on a WebSocket tells."""
+    body = event["error"]
+    return _refusal(body, event.get("status", 500), body.get("retry_after"), "")
+
+
+def _refusal(body: Mapping[str, Any], status: int, retry_after_s: float | None, sentence: str) -> WireError:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     param = body.get("param")
     return WireError(
-        str(body.get("message") or error),
+        str(body.get("message") or sentence),
         code=str(
             body.get("code") or _CODES.get(status, "invalid_request" if status < 500 else "server_error")
         ),
         status=status,
         type=str(body.get("type") or _TYPES.get(status, kind)),
         param=param if isinstance(param, str) else None,
-        retry_after_s=error.retry_after_s,
+        retry_after_s=retry_after_s,
     )
 
 

@@ -33,9 +33,17 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json import JsonLimits, encode
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
-from triolet.router.continuation import TERMINAL_TYPES, Continuation, Diverged, Event, SentEvents
+from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import Engines, RoutedEngine
-from triolet.router.refusals import events_moved, passed_on, refusal_of_frames, unavailable
+from triolet.router.owed import OwedAnswers
+from triolet.router.refusals import (
+    Refused,
+    events_moved,
+    passed_on,
+    refusal_of_event,
+    refusal_of_frames,
+    unavailable,
+)
 from triolet.server.transport.websocket import SendQueue, ServerSocket
 
 MAX_MOVES: Final = 8  # of one response
@@ -92,10 +100,27 @@ class RoutedTurn:
     sent: SentEvents = attrs.field(factory=SentEvents)
     continuation: Continuation | None = None
     upstream: ClientWebSocket | None = None
-    controls: list[Mapping[str, Any]] = attrs.field(factory=list)  # messages about it, for the next engine
+    controls: list[Mapping[str, Any]] = attrs.field(factory=list)  # messages about it
+    num_controls_sent: int = 0  # to the present engine
+    owed: OwedAnswers = attrs.field(init=False)  # by the present engine
     noted: str | None = None  # id of the response at the engine that the router knows it to be at
     is_bound: bool = False  # to its engine
-    num_responses: int = 1  # that are to end before the turn does: each steering adds one
+    response_ids: set[str] = attrs.field(factory=set)  # that the client knows: each steering adds one
+
+    def __attrs_post_init__(self) -> None:
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Expect the answers of an engine from their beginning."""
+        self.num_controls_sent, self.owed = 0, OwedAnswers(self.payload)
+        for control in self.controls:
+            self.owed.add(control)
+        self.continuation = Continuation(self.sent) if self.sent.num_events else None
+
+    @property
+    def has_caught_up(self) -> bool:
+        """True if the present engine has come to where the last one ended."""
+        return self.continuation is None or self.continuation.has_caught_up
 
     @property
     def response_id(self) -> str | None:
@@ -113,6 +138,7 @@ class RoutedConnection:
         api_key: of the client, which the engines check; None without one.
         limits: on the shape of messages.
         on_error: told of status and code of each error that the client gets.
+        trace_headers: of the client's upgrade request, which engines get with theirs.
     """
 
     def __init__(
@@ -123,6 +149,7 @@ class RoutedConnection:
         api_key: str | None,
         limits: JsonLimits,
         on_error: Callable[[int, str], None],
+        trace_headers: TraceHeaders = (),
     ) -> None:
         self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
         self._limits, self._on_error, self._trace_headers = limits, on_error, trace_headers
@@ -138,7 +165,6 @@ class RoutedConnection:
         return self._send_queue.num_bytes
 
     async def run(self) -> None:
-        trace_headers: of the client's upgrade request, which engines get with theirs.
         """Serve until the connection ends; leaving it aborts all responses."""
         try:
             async with trio.open_nursery() as nursery:
@@ -149,7 +175,6 @@ class RoutedConnection:
             pass
 
     def send(self, text: str) -> None:
-        trace_headers: TraceHeaders = (),
         """Send a message to the client."""
         self._send_queue.put(text)
 
@@ -197,21 +222,22 @@ class RoutedConnection:
         """Return the present turn that a message is about."""
         response_id = payload.get("response_id") or payload.get("previous_response_id")
         for lane, turns in self._lanes.items():
-            if turns and (
-                response_id == turns[0].response_id
-                or (response_id is None and lane == payload.get("stream_id"))
-            ):
+            if not turns:
+                continue
+            if response_id is None:
+                is_meant = lane == payload.get("stream_id")
+            else:
+                is_meant = isinstance(response_id, str) and response_id in turns[0].response_ids
+            if is_meant:
                 return turns[0]
         return None
 
     async def _control(self, turn: RoutedTurn, payload: Mapping[str, Any]) -> None:
         if payload["type"] == "response.steer":
             turn.is_bound = True
-            turn.num_responses += 1
-        else:
-            turn.controls.append(payload)
-        if turn.upstream is not None:
-            await _send_control(turn, payload)
+        turn.controls.append(payload)
+        turn.owed.add(payload)
+        await _send_controls(turn)
 
     def _queue(self, turn: RoutedTurn) -> None:
         if self._is_draining:
@@ -245,7 +271,9 @@ class RoutedConnection:
     # -------------------------------------------------------------------------------------- one turn
 
     async def _run_turn(self, turn: RoutedTurn) -> None:
+        refused_by: set[RoutedEngine] = set()
         for attempt in range(MAX_MOVES + 1):
+            refusal: WireError | None = None
             home = self._home_of(turn)
             if self._engines.is_closed or (
                 home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
@@ -257,7 +285,7 @@ class RoutedConnection:
             engine = (
                 home.engine
                 if home is not None
-                else self._engines.place(turn.request_id, turn.prompt, self._api_key or "")
+                else self._engines.place(turn.request_id, turn.prompt, self._api_key or "", refused_by)
             )
             if engine is None:
                 continue
@@ -271,11 +299,13 @@ class RoutedConnection:
                 message = "The answer could not be continued by another engine: it differs."
                 self._refuse(turn, unavailable(message))
                 return
-            except HttpError as error:
-                if error.status == 503:
+            except (HttpError, Refused) as error:
+                refusal = passed_on(error) if isinstance(error, HttpError) else error.error
+                if refusal.status == 503:
                     self._engines.note_not_ready(engine)
-                if error.status != 503 or home is not None:
-                    self._refuse(turn, passed_on(error))
+                may_pass = refusal.status == 503 or (refusal.status == 429 and turn.sent.num_events)
+                if home is not None or not may_pass:
+                    self._refuse(turn, refusal)
                     return
             except ConnectionLost as error:
                 if (refusal := refusal_of_frames(error)) is not None:
@@ -290,6 +320,8 @@ class RoutedConnection:
                 self._engines.finish(turn.request_id)
             if turn.is_bound or home is not None:
                 break
+            if refusal is not None:
+                await self._engines.note_refusal(engine, refusal, refused_by)
         if self._engines.is_closed:
             self._refuse(turn, shutting_down())
         else:
@@ -305,28 +337,38 @@ class RoutedConnection:
 
     async def _attempt(self, turn: RoutedTurn, engine: RoutedEngine, home: Home | None) -> bool:
         """Have an engine compute the turn; return True when it is over, and False if it must be moved."""
+        turn.begin_again()
         scope = trio.CancelScope()
         with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
             async with open_responses_socket(self._address(engine), self._trace_headers) as upstream:
                 await upstream.send(_message(turn, home))
-                turn.continuation = Continuation(turn.sent) if turn.sent.num_events else None
+                if (mark := turn.owed.end_mark) is not None:
+                    await upstream.send(encode(mark))
                 turn.upstream = upstream
-                for control in turn.controls:
-                    await _send_control(turn, control)
                 try:
-                    while turn.num_responses:
+                    while not turn.owed.is_over:
+                        await _send_controls(turn)
                         await self._relay(turn, engine, await upstream.receive())
                 except Moved:
                     self._engines.note_not_ready(engine)
-        return not turn.num_responses
+                except ConnectionLost:
+                    if turn.owed.num_ends > 0:
+                        raise
+        # An answer to a late cancel that does not come is no reason to compute the response again.
+        return turn.owed.num_ends <= 0
 
     def _address(self, engine: RoutedEngine) -> ServerAddress:
         return attrs.evolve(engine.address, api_key=self._api_key)
 
     async def _relay(self, turn: RoutedTurn, engine: RoutedEngine, text: str) -> None:
         event: Event = json.loads(text)
+        if turn.owed.is_of_mark(event):
+            return
         if _is_shutting_down(event) and not turn.is_bound and turn.sent.response is None:
             raise Moved
+        if event["type"] == "error" and not turn.has_caught_up:
+            raise Refused(refusal_of_event(event))
+        turn.owed.note(event)
         if turn.continuation is not None:
             followed = turn.continuation.follow(event)
             self._note_move(turn, engine, turn.continuation.response_id)
@@ -339,10 +381,9 @@ class RoutedConnection:
             new_id = event["response"]["id"]
             self._homes.note(new_id, Home(engine, new_id))
             turn.noted = new_id
+            turn.response_ids.add(new_id)
         elif kind.endswith(".delta"):
             self._engines.note_progress(turn.request_id, len(event["delta"]))
-        elif kind == "error" or kind in TERMINAL_TYPES:
-            turn.num_responses -= 1
         self._send_queue.put(text)
         await self._send_queue.wait_for_room()
 
@@ -379,18 +420,20 @@ def _message(turn: RoutedTurn, home: Home | None) -> str:
     return turn.text
 
 
-async def _send_control(turn: RoutedTurn, payload: Mapping[str, Any]) -> None:
-    """Send a message about a turn to its engine, with the id that this one knows."""
-    assert turn.upstream is not None
-    known = dict(payload)
-    if turn.continuation is not None:
-        for name in ("response_id", "previous_response_id"):
-            if name in known:
-                known[name] = turn.continuation.new_id(known[name])
-    try:
-        await turn.upstream.send(json.dumps(known))
-    except ConnectionLost:
-        return  # the task that reads from it moves the turn
+async def _send_controls(turn: RoutedTurn) -> None:
+    """Send an engine the messages about its turn that it has not got, with the ids that it knows."""
+    # An engine that has not caught up would end the response before the place where the client has it.
+    while turn.upstream is not None and turn.has_caught_up and turn.num_controls_sent < len(turn.controls):
+        known = dict(turn.controls[turn.num_controls_sent])
+        turn.num_controls_sent += 1
+        if turn.continuation is not None:
+            for name in ("response_id", "previous_response_id"):
+                if name in known:
+                    known[name] = turn.continuation.new_id(known[name])
+        try:
+            await turn.upstream.send(json.dumps(known))
+        except ConnectionLost:
+            return  # the task that reads from it moves the turn
 
 
 def _is_shutting_down(event: Event) -> bool:
