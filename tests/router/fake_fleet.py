@@ -16,6 +16,7 @@ import wsproto
 from wsproto.events import (
     AcceptConnection,
     CloseConnection,
+    Ping,
     RejectConnection,
     RejectData,
     Request,
@@ -67,6 +68,7 @@ class FakeEngine:
         answer: to a request over HTTP, by what was asked.
         refusal: answer to an upgrade by the key; None if the WebSocket is accepted.
         events: of the answer to a message on a WebSocket.
+        session: makes what `events` is for each WebSocket; None if they are all alike.
         listing: what it answers instead of its models.
         is_there: False if nothing listens at its address.
     """
@@ -77,10 +79,12 @@ class FakeEngine:
     answer: Callable[[Asked], Answer] = lambda asked: Answer([b"{}"])
     refusal: Callable[[str | None], Answer | None] = lambda key: None
     events: Callable[[dict[str, Any]], list[Piece]] = lambda message: []
+    session: Callable[[], Callable[[dict[str, Any]], list[Piece]]] | None = None
     listing: bytes | trio.Event | None = None
     is_there: bool = True
     asked: list[Asked] = attrs.field(factory=list)
     upgrades: list[dict[str, str]] = attrs.field(factory=list)  # headers of each
+    num_websockets: int = 0  # that are open
 
     def num_asked(self, target: str) -> int:
         """Return how often a path was asked for."""
@@ -95,7 +99,11 @@ class FakeEngine:
                     return
                 data += more
             if b"upgrade: websocket" in data.lower():
-                await self._serve_websocket(stream, data)
+                self.num_websockets += 1
+                try:
+                    await self._serve_websocket(stream, data)
+                finally:
+                    self.num_websockets -= 1
             else:
                 await self._serve_http(stream, data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -142,6 +150,7 @@ class FakeEngine:
     async def _serve_websocket(self, stream: trio.abc.Stream, data: bytes) -> None:
         protocol = wsproto.WSConnection(wsproto.ConnectionType.SERVER)
         protocol.receive_data(data)
+        events_of = self.events if self.session is None else self.session()
         while True:
             for event in protocol.events():
                 if isinstance(event, Request):
@@ -152,7 +161,7 @@ class FakeEngine:
                         return
                     await stream.send_all(protocol.send(AcceptConnection()))
                 elif isinstance(event, TextMessage):
-                    for piece in self.events(json.loads(event.data)):
+                    for piece in events_of(json.loads(event.data)):
                         if piece is None:
                             return
                         if isinstance(piece, trio.Event):
@@ -163,6 +172,8 @@ class FakeEngine:
                         else:
                             assert isinstance(piece, str)
                             await stream.send_all(protocol.send(TextMessage(data=piece)))
+                elif isinstance(event, Ping):
+                    await stream.send_all(protocol.send(event.response()))
                 elif isinstance(event, CloseConnection):
                     return
             if not (more := bytes(await stream.receive_some())):

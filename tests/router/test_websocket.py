@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -622,3 +623,122 @@ async def test_trace_headers_of_a_websocket_come_to_each_engine_that_computes_a_
     for engine in (broken, whole):
         [headers] = engine.upgrades
         assert {name: value for name, value in headers.items() if name.startswith(("trace", "x-"))} == trace
+
+
+@attrs.define(eq=False)
+class LocalEngine:
+    """Engine that continues a response on its own WebSocket alone, as one with `store: false`."""
+
+    held: dict[str, trio.Event] = attrs.field(factory=dict)  # by input
+    closing: Piece = 1000  # how it ends a WebSocket whose input is "close"
+    num_responses: int = 0
+
+    def session(self) -> Callable[[dict[str, Any]], list[Piece]]:
+        """Return the answers on one WebSocket."""
+        mine: set[str] = set()
+
+        def events(message: dict[str, Any]) -> list[Piece]:
+            if message["input"] == "close":
+                return [self.closing]
+            previous = message.get("previous_response_id")
+            if previous is not None and previous not in mine:
+                return [refusing(400, "previous_response_not_found")]
+            self.num_responses += 1
+            response_id = f"resp_{self.num_responses}"
+            mine.add(response_id)
+            first, *others = dumped(response_id, "a")
+            waits = [self.held[message["input"]]] if message["input"] in self.held else []
+            return [first, *waits, *others]
+
+        return events
+
+
+def local_engine(script: LocalEngine | None = None) -> FakeEngine:
+    return FakeEngine(session=(script or LocalEngine()).session)
+
+
+async def response_id_of(socket: ClientWebSocket, **fields: Any) -> str:
+    """Ask for a response that is not stored; return its id."""
+    await create(socket, store=False, **fields)
+    end = await terminal_event(socket)
+    assert end["type"] == "response.completed", end
+    response_id: str = end["response"]["id"]
+    return response_id
+
+
+async def test_a_response_that_is_not_stored_is_continued_on_its_connection_and_on_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with (
+        open_fleet(monkeypatch, local_engine(), local_engine(), ping_interval=1000.0) as fleet,
+        fleet.websocket() as socket,
+        fleet.websocket() as other,
+    ):
+        first = await response_id_of(socket)
+        second = await response_id_of(socket, previous_response_id=first)
+        # Idle for longer than an unanswered WebSocket lives.
+        await trio.sleep(100)
+        for previous in (first, second):
+            await response_id_of(socket, previous_response_id=previous, stream_id="b")
+        await create(other, previous_response_id=first)
+        assert (await next_event(other))["error"]["code"] == "previous_response_not_found"
+
+
+async def test_responses_of_a_lane_that_are_not_stored_share_one_websocket_of_their_engine(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, engine := local_engine()) as fleet, fleet.websocket() as socket:
+        ids = [await response_id_of(socket) for _ in range(5)]
+        assert len(engine.upgrades) == 1
+        await response_id_of(socket, previous_response_id=ids[0])
+        await create(socket)
+        await terminal_event(socket)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(engine.upgrades), engine.num_websockets) == (2, 1)
+    assert engine.num_websockets == 0
+
+
+async def test_two_turns_that_continue_one_response_that_is_not_stored_come_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    script = LocalEngine(held={"slow": trio.Event()})
+    async with open_fleet(monkeypatch, local_engine(script)) as fleet, fleet.websocket() as socket:
+        first = await response_id_of(socket)
+        further = {"previous_response_id": first, "store": False}
+        await create(socket, input="slow", stream_id="b", **further)
+        assert (await next_event(socket))["type"] == "response.created"
+        await create(socket, stream_id="c", **further)
+        # A turn that continues nothing does not wait for them.
+        await response_id_of(socket)
+        script.held["slow"].set()
+        ends = [await terminal_event(socket) for _ in range(2)]
+        assert [(end["type"], end["response"]["id"]) for end in ends] == [
+            ("response.completed", "resp_2"),
+            ("response.completed", "resp_4"),
+        ]
+
+
+async def test_a_response_that_is_not_stored_is_gone_when_its_engine_has_closed_its_websocket(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, local_engine()) as fleet, fleet.websocket() as socket:
+        first = await response_id_of(socket)
+        await create(socket, input="close", store=False, previous_response_id=first)
+        assert (await terminal_event(socket))["error"]["code"] == "service_unavailable"
+        await create(socket, previous_response_id=first)
+        assert (await terminal_event(socket))["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_response_whose_websocket_an_engine_closes_for_its_age_goes_on_at_another_one(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    old = [*dumped("resp_1", "a")[:2], refusing(400, "websocket_connection_limit_reached"), 1001]
+    new = FakeEngine(events=lambda message: dumped("resp_2", "ab"))
+    async with (
+        open_fleet(monkeypatch, FakeEngine(events=lambda message: old), new) as fleet,
+        fleet.websocket() as socket,
+    ):
+        await create(socket)
+        seen = [await next_event(socket) for _ in range(4)]
+        assert [event.get("delta") for event in seen] == [None, "a", "b", None]
+        assert seen[-1]["type"] == "response.completed"

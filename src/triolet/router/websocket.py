@@ -1,6 +1,6 @@
 """WebSockets of a router's clients: each response is computed by an engine, and moved to another one if that dies.
 
-    socket --messages--> reader --turns--> lanes (one task each) --> engine's WebSocket (one for each turn)
+    socket --messages--> reader --turns--> lanes (one task each) --> engine's WebSocket (one for each turn, `upstreams`)
     engine --events----> turn   --events-> send queue --> writer --> socket
 
 The turns of a lane come one after the other, as in an engine. A message that starts no turn, such as
@@ -26,7 +26,7 @@ from trio_websocket import ConnectionClosed
 
 from triolet.client.address import ServerAddress
 from triolet.client.http import HttpError
-from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
+from triolet.client.websocket import ClientWebSocket, ConnectionLost
 from triolet.core.request.request import TraceHeaders
 from triolet.errors import ResourceShortage
 from triolet.protocol.errors import WireError, of_exception
@@ -44,6 +44,7 @@ from triolet.router.refusals import (
     refusal_of_frames,
     unavailable,
 )
+from triolet.router.upstreams import Upstreams
 from triolet.server.transport.websocket import SendQueue, ServerSocket
 
 MAX_MOVES: Final = 8  # of one response
@@ -118,6 +119,11 @@ class RoutedTurn:
         self.continuation = Continuation(self.sent) if self.sent.num_events else None
 
     @property
+    def is_stored(self) -> bool:
+        """False if its response can be continued on the engine's WebSocket alone."""
+        return self.payload.get("type") != "response.create" or self.payload.get("store") is not False
+
+    @property
     def has_caught_up(self) -> bool:
         """True if the present engine has come to where the last one ended."""
         return self.continuation is None or self.continuation.has_caught_up
@@ -153,6 +159,7 @@ class RoutedConnection:
     ) -> None:
         self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
         self._limits, self._on_error, self._trace_headers = limits, on_error, trace_headers
+        self._upstreams: Upstreams
         self._send_queue = SendQueue()
         self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
         self._num_queued = 0
@@ -169,6 +176,7 @@ class RoutedConnection:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._upstreams = Upstreams(nursery, self._address, self._trace_headers)
                 nursery.start_soon(self._write)
                 await self._read()
         except* ConnectionClosed:
@@ -340,15 +348,18 @@ class RoutedConnection:
         turn.begin_again()
         scope = trio.CancelScope()
         with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
-            async with open_responses_socket(self._address(engine), self._trace_headers) as upstream:
-                await upstream.send(_message(turn, home))
+            previous_id = turn.payload.get("previous_response_id") if home is not None else None
+            use = self._upstreams.use(engine, turn.stream_id, previous_id, is_stored=turn.is_stored)
+            async with use as upstream:
+                await upstream.socket.send(_message(turn, home))
                 if (mark := turn.owed.end_mark) is not None:
-                    await upstream.send(encode(mark))
-                turn.upstream = upstream
+                    await upstream.socket.send(encode(mark))
+                turn.upstream = upstream.socket
                 try:
                     while not turn.owed.is_over:
                         await _send_controls(turn)
-                        await self._relay(turn, engine, await upstream.receive())
+                        await self._relay(turn, engine, await upstream.socket.receive())
+                    upstream.keep_for(set() if turn.is_stored else turn.response_ids)
                 except Moved:
                     self._engines.note_not_ready(engine)
                 except ConnectionLost:
@@ -365,6 +376,10 @@ class RoutedConnection:
         if turn.owed.is_of_mark(event):
             return
         if _is_shutting_down(event) and not turn.is_bound and turn.sent.response is None:
+            raise Moved
+        if _is_expired(event):  # its WebSocket, which may be older than the turn
+            if turn.is_bound:
+                return  # the end of the response follows
             raise Moved
         if event["type"] == "error" and not turn.has_caught_up:
             raise Refused(refusal_of_event(event))
@@ -434,6 +449,11 @@ async def _send_controls(turn: RoutedTurn) -> None:
             await turn.upstream.send(json.dumps(known))
         except ConnectionLost:
             return  # the task that reads from it moves the turn
+
+
+def _is_expired(event: Event) -> bool:
+    """Return True for an error of an engine that closes its WebSocket for its age."""
+    return event["type"] == "error" and event["error"].get("code") == "websocket_connection_limit_reached"
 
 
 def _is_shutting_down(event: Event) -> bool:
