@@ -106,6 +106,7 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
             ["route", "http://h:1", "--max-body-bytes", "0"],
             "--max-body-bytes must be a whole number of at least 1024; got 0",
         ),
+        (["route", "http://h:1", "--api-key", "ключ"], "--api-key must be of visible ASCII characters"),
         (["serve", "one", "-m", "two"], "the model must be given once; got 'one' and --model 'two'"),
     ],
 )

@@ -259,6 +259,19 @@ def test_keys_are_separated_by_commas_and_are_in_no_repr() -> None:
         EngineConfig(api_keys=["one"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", ["ключ", "é", "two words", "line\nbreak", "\x7f"])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [(EngineConfig, "api_keys"), (GatewayConfig, "api_keys"), (GatewayConfig, "priority_keys")],
+)
+def test_a_key_that_no_header_can_carry_is_refused_and_the_keys_are_not_shown(
+    config: type[EngineConfig | GatewayConfig], field: str, key: str
+) -> None:
+    rule = "of visible ASCII characters, as a header has them; got a secret that is not shown"
+    with pytest.raises(ConfigError, match=f"^{field} must be .*{rule}$"):
+        config.from_texts({field: f"pN3/xQ==,{key}"})
+
+
 def test_the_environment_is_read_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIOLET_BLOCK_SIZE", "8")
     assert EngineConfig.environment_fields()["block_size"] == "8"

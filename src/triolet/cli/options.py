@@ -22,7 +22,7 @@ from triolet.cli.models.presets import Preset, find_preset, read_presets
 from triolet.client.address import ServerAddress
 from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.config.environment import unknown_variables
-from triolet.config.fields import ENVIRONMENT_PREFIX, rule_of, variable_name
+from triolet.config.fields import ENVIRONMENT_PREFIX, KEY_RULE, is_key, rule_of, variable_name
 from triolet.config.server import GatewayConfig
 from triolet.core.request.param_validation import SamplingParameter
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
@@ -253,8 +253,10 @@ def server_address(url: str, api_key: str | None, name: str = "--url") -> Server
         api_key: for that server.
         name: of the flag or argument that the URL was given as.
     Raises:
-        click.UsageError: it is no such URL.
+        click.UsageError: it is no such URL, or no header can carry the key.
     """
+    if api_key and not is_key(api_key):
+        raise click.UsageError(f"--api-key must be {KEY_RULE}; got a key with others")
     try:
         return ServerAddress.of(url, api_key)
     except ValueError as error:

@@ -19,6 +19,7 @@ from triolet.config.fields import (
     bounds,
     factor,
     flag,
+    keys,
     matching,
     one_of,
     option,
@@ -479,7 +480,7 @@ class EngineConfig(Configuration):
     api_keys: tuple[str, ...] = option(
         "API keys of a server of this engine, separated by commas; without any, no key is needed.",
         default=(),
-        rule=texts(may_be_given_empty=False),
+        rule=keys(),
         is_secret=True,
     )
     step_timeout: float | None = option(

@@ -16,7 +16,19 @@ import attrs
 from triolet.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "TRIOLET_"
+KEY_RULE: Final = "of visible ASCII characters, as a header has them"
+_KEY: Final = re.compile("[!-~]+")
 MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
+
+
+class _Hidden:
+    """Stand for a secret in a message, which may be logged."""
+
+    def __repr__(self) -> str:
+        return "a secret that is not shown"
+
+
+_HIDDEN: Final = _Hidden()
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +47,8 @@ class FieldRule:
         if value is None and self.is_optional:
             return
         if not self.accepts(value):
-            raise ConfigError(attribute.name, self.expected, value)
+            is_secret = attribute.metadata.get("is_secret", False)
+            raise ConfigError(attribute.name, self.expected, _HIDDEN if is_secret else value)
 
     def read(self, name: str, text: str) -> object:
         """Return the value that a flag or an environment variable stands for.
@@ -237,29 +250,39 @@ def matching(pattern: str, expected: str, *, optional: bool = False) -> FieldRul
     )
 
 
-def texts(*, may_be_given_empty: bool = True) -> FieldRule:
-    """Allow a tuple of texts, none of them empty; commas separate them in a flag.
-
-    Args:
-        may_be_given_empty: whether a flag or a variable may be there and hold none. Keys may not: a variable that was
-            to hold them, and is empty, would leave a server open.
-    """
-
-    def parse(text: str) -> tuple[str, ...]:
-        items = tuple(item for item in (part.strip() for part in text.split(",")) if item)
-        if not items and not may_be_given_empty:
-            raise ValueError(text)
-        return items
-
+def texts() -> FieldRule:
+    """Allow a tuple of texts, none of them empty; commas separate them in a flag."""
     return FieldRule(
         accepts=lambda value: (
             isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
         ),
         expected="a tuple of texts, none of them empty",
-        parse=parse,
+        parse=_items,
         expected_text="one text or several with commas between them",
         metavar="TEXT,...",
     )
+
+
+def keys() -> FieldRule:
+    """Allow a tuple of API keys; commas separate them in a flag, which may not be given empty."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        # A variable that was to hold keys, and is empty, would leave a server open.
+        if not (items := _items(text)):
+            raise ValueError(text)
+        return items
+
+    return attrs.evolve(
+        texts(),
+        accepts=lambda value: isinstance(value, tuple) and all(map(is_key, value)),
+        expected=f"a tuple of texts, none of them empty, {KEY_RULE}",
+        parse=parse,
+    )
+
+
+def is_key(value: object) -> bool:
+    """Return whether a value is a key that the header of a request can carry."""
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
 
 
 def bounds(minimum: int, maximum: int) -> FieldRule:
@@ -289,6 +312,10 @@ def flag(*, optional: bool = False) -> FieldRule:
         metavar=None,
         is_optional=optional,
     )
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item for item in (part.strip() for part in text.split(",")) if item)
 
 
 def _is_number(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from triolet.config.fields import Configuration, matching, option, seconds, text, texts, whole
+from triolet.config.fields import Configuration, keys, matching, option, seconds, text, texts, whole
 from triolet.errors import ConfigError
 
 
@@ -60,14 +60,14 @@ class GatewayConfig(Configuration):
     api_keys: tuple[str, ...] = option(
         "API keys, separated by commas; without any, the engine's.",
         default=(),
-        rule=texts(may_be_given_empty=False),
+        rule=keys(),
         is_secret=True,
     )
     priority_keys: tuple[str, ...] = option(
         # where there are keys, each could otherwise put its requests before those of all others
         "Further API keys, separated by commas, whose requests may have a priority below 0.",
         default=(),
-        rule=texts(may_be_given_empty=False),
+        rule=keys(),
         is_secret=True,
     )
     allowed_origins: tuple[str, ...] = option(

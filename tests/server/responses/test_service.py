@@ -233,6 +233,9 @@ async def test_a_key_and_an_allowed_origin_open_the_door() -> None:
         (["openai-insecure-api-key.secret"], "openai-insecure-api-key.secret"),
         (["openai-insecure-api-key.secret", "x"], "x"),
         (["openai-beta.realtime-v1", "openai-insecure-api-key.secret", "realtime"], "realtime"),
+        (["triolet-api-key.c2VjcmV0"], "triolet-api-key.c2VjcmV0"),  # base64 of "secret"
+        (["triolet-api-key.c2VjcmV0", "x"], "x"),
+        (["triolet-api-key.", "triolet-api-key.c2VjcmV0", "realtime"], "realtime"),
     ],
 )
 async def test_one_of_the_offered_subprotocols_is_chosen_and_a_key_only_where_there_is_no_other(
@@ -250,6 +253,35 @@ async def test_one_of_the_offered_subprotocols_is_chosen_and_a_key_only_where_th
             await ours.send_all(client.protocol.send(request))
             [accepted] = await client._receive()
             assert isinstance(accepted, AcceptConnection) and accepted.subprotocol == chosen
+            await trio.aclose_forcefully(ours)
+
+
+# By Python: base64.urlsafe_b64encode(b"pN3/xQ==-_~,;"), its padding left out.
+ENCODED = "triolet-api-key.cE4zL3hRPT0tX34sOw"
+
+
+@pytest.mark.parametrize(
+    ("offered", "is_open"),
+    [
+        (ENCODED, True),
+        ("triolet-api-key.cE4zL3hRPT0tX34sOA", False),  # another key
+        ("triolet-api-key.c", False),  # no base64
+        ("triolet-api-key.AAAA", False),  # characters that no header can carry
+    ],
+)
+async def test_a_page_can_send_a_key_whose_characters_no_subprotocol_may_have(
+    offered: str, is_open: bool
+) -> None:
+    config = GatewayConfig(api_keys=("pN3/xQ==-_~,;",))
+    async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.serve_websocket, theirs)
+            client = Client(ours)
+            request = Request(host="localhost", target=PATH, subprotocols=[offered, "realtime"])
+            await ours.send_all(client.protocol.send(request))
+            answer = (await client._receive())[0]
+            assert isinstance(answer, AcceptConnection) is is_open
             await trio.aclose_forcefully(ours)
 
 

@@ -15,6 +15,7 @@ number. What is added:
 from __future__ import annotations
 
 import time
+from base64 import urlsafe_b64decode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
@@ -28,6 +29,7 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from triolet.config.fields import is_key
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
 from triolet.protocol.json import encode
@@ -35,6 +37,9 @@ from triolet.server.transport.client_stream import ClientStream, InputBudget, In
 
 RECEIVE_BYTES = 2**16
 KEY_PROTOCOL = "openai-insecure-api-key."  # OpenAI's name
+# A browser refuses a subprotocol with `/` or `=` in it: before base64url, any key can be sent.
+ENCODED_KEY_PROTOCOL = "triolet-api-key."
+KEY_PROTOCOLS = (KEY_PROTOCOL, ENCODED_KEY_PROTOCOL)
 SEND_BYTES = 2**14  # a client that takes this much is reading
 SEND_MESSAGES = 64  # framed without a checkpoint: about 1 ms
 END_OF_HEAD = b"\r\n\r\n"
@@ -86,10 +91,7 @@ class Handshake:
         """The header, or the key of a web page, which cannot set headers and sends it as a subprotocol."""
         if (header := self.header("authorization")) is not None:
             return header
-        offered = (
-            name.removeprefix(KEY_PROTOCOL) for name in self._protocols if name.startswith(KEY_PROTOCOL)
-        )
-        return next((f"Bearer {key}" for key in offered), None)
+        return next((f"Bearer {key}" for key in map(_key_of, self._protocols) if key is not None), None)
 
     @property
     def _protocols(self) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ class Handshake:
         """Accept the upgrade."""
         # Browsers and npm's `ws` close the connection if none of the offered subprotocols is chosen. One with a key is
         # echoed only if there is no other: a proxy may log the headers of the answer.
-        others = [name for name in self._protocols if not name.startswith(KEY_PROTOCOL)]
+        others = [name for name in self._protocols if not name.startswith(KEY_PROTOCOLS)]
         chosen = "realtime" if "realtime" in others else next(iter((*others, *self._protocols)), None)
         await self._request.accept(subprotocol=chosen)
 
@@ -114,6 +116,21 @@ class Handshake:
         encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
         body = encode({"error": error.body()}).encode()
         await self._request.reject(error.status, extra_headers=encoded, body=body)
+
+
+def _key_of(protocol: str) -> str | None:
+    """Return the key that a subprotocol carries; None if it carries none."""
+    if protocol.startswith(KEY_PROTOCOL):
+        return protocol.removeprefix(KEY_PROTOCOL)
+    if not protocol.startswith(ENCODED_KEY_PROTOCOL):
+        return None
+    encoded = protocol.removeprefix(ENCODED_KEY_PROTOCOL)
+    try:
+        key = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode("ascii")
+    except ValueError:
+        return None
+    # A router passes it on as a header, in which a line break would begin another one.
+    return key if is_key(key) else None
 
 
 class ServerSocket(WebSocketConnection):
