@@ -551,6 +551,58 @@ def test_a_key_is_asked_for_where_there_are_keys(browser: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_key_of_any_visible_characters_opens_the_page_and_a_refused_one_is_asked_for_again(
+    browser: Any,
+) -> None:
+    right = "pN3/xQ==-~;"
+    with serve("--api-keys", right) as server, browser.new_context() as window:
+        page = window.new_page()
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(server.url)
+        page.wait_for_selector("#key[open]")
+        assert not page.is_visible("#key-refused")
+        for wrong in ("ключ", "other"):
+            page.evaluate("document.getElementById('key-refused').hidden = true")
+            page.fill("#key-value", wrong)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#key-refused:not([hidden])")
+            assert page.inner_text("#key-refused") == "This key is refused."
+            assert page.evaluate("sessionStorage.length") == 0
+        page.fill("#key-value", right)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        page.reload()
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        page.evaluate("sessionStorage.setItem('triolet.key', 'changed meanwhile')")
+        page.reload()
+        page.wait_for_selector("#key[open]")
+        assert page.is_visible("#key-refused")
+        page.reload()  # the page is left before it was connected
+        page.wait_for_selector("#key[open]")
+    assert complaints == []
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_begin_says_why(browser: Any, server: Server) -> None:
+    with browser.new_context() as window:
+        page = window.new_page()
+        refusal = {"error": {"message": "The server does not answer to this name."}}
+        page.route("**/v1/models", lambda route: route.fulfill(status=403, json=refusal))
+        page.goto(server.url)
+        page.wait_for_selector("#connection[data-state=failed]", state="attached")
+        said = "The server does not answer to this name. Reload the page to try again."
+        assert page.inner_text("#unsent") == said
+        page.unroute("**/v1/models")
+        page.add_init_script(
+            "window.WebSocket = class { constructor() { throw new SyntaxError('This socket is invalid'); } };"
+        )
+        page.reload()
+        page.wait_for_selector("#connection[data-state=failed]", state="attached")
+        assert page.inner_text("#unsent") == "This socket is invalid. Reload the page to try again."
+
+
+@pytest.mark.slow
 def test_light_and_dark_can_be_turned_and_are_remembered(page: Any) -> None:
     was_light = _lightness(page.evaluate("getComputedStyle(document.body).backgroundColor")) > 384
     for is_light in (not was_light, was_light):

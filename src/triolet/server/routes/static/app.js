@@ -5,6 +5,7 @@ import { Lane } from "./chat/lane.js";
 import { Store } from "./chat/store.js";
 import { Connection } from "./connection.js";
 import { EngineView } from "./engine.js";
+import { forgetKey, headersOf, isKey, recallKey, rememberKey } from "./key.js";
 import { Options } from "./options.js";
 import { Settings } from "./settings.js";
 import { copyOnClick } from "./text/code.js";
@@ -126,7 +127,7 @@ function showControls() {
 
 function send(text) {
   const chosen = targets();
-  if (!text.trim() || chosen.some((lane) => lane.active)) return;
+  if (!text.trim() || !chosen.length || chosen.some((lane) => lane.active)) return;
   for (const lane of chosen) lane.ask(text.trim());
   find("prompt").value = "";
   grow();
@@ -225,40 +226,48 @@ window.addEventListener("pagehide", () => {
   const active = [...closing, ...lanes].filter((lane) => lane.active);
   stop();
   // What is sent on the socket now may not leave the page; this does.
-  const headers = connection.key ? { authorization: `Bearer ${connection.key}` } : {};
+  const headers = headersOf(connection?.key);
   for (const { active: { id } } of active) if (id) fetch(`v1/responses/${encodeURIComponent(id)}/cancel`, { method: "POST", keepalive: true, headers });
   store.leave([...new Set(active.map((lane) => lane.chat))]);
 });
 
 // ------------------------------------------------------------------------------------------- start
 
+// The models, and the key that they were shown for; it is kept once the server has accepted it.
 async function findModels() {
-  const key = sessionStorage.getItem("triolet.key");
-  const answer = await fetch("v1/models", { headers: key ? { authorization: `Bearer ${key}` } : {} });
-  if (answer.status !== 401) return [key, (await answer.json()).data];
-  await askForKey();
-  return findModels();
+  for (let key = recallKey(); ; key = await askForKey(key)) {
+    if (key && !isKey(key)) continue;
+    const answer = await fetch("v1/models", { headers: headersOf(key) });
+    if (answer.status === 401) {
+      forgetKey();
+      continue;
+    }
+    const said = await answer.json().catch(() => ({})); // a proxy may say something else
+    if (!answer.ok) throw new Error(said.error?.message ?? `The server answers with status ${answer.status}.`);
+    if (key) rememberKey(key);
+    return [key, said.data];
+  }
 }
 
-function askForKey() {
+function askForKey(refused) {
   const dialog = find("key");
+  find("key-refused").hidden = !refused;
+  find("key-value").value = "";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener(
-      "close",
-      () => {
-        sessionStorage.setItem("triolet.key", find("key-value").value.trim());
-        resolve();
-      },
-      { once: true },
-    );
+    dialog.addEventListener("close", () => resolve(find("key-value").value.trim()), { once: true });
   });
 }
 
 function showState(state) {
   const shown = find("connection");
   shown.dataset.state = state;
-  shown.textContent = { connecting: "connecting", open: "connected", waiting: "reconnecting" }[state];
+  shown.textContent = { connecting: "connecting", open: "connected", waiting: "reconnecting", failed: "not connected" }[state];
+}
+
+function showFailure(error) {
+  showState("failed");
+  find("unsent").textContent = `${error.message.replace(/\.$/, "")}. Reload the page to try again.`;
 }
 
 async function start() {
@@ -292,4 +301,4 @@ async function start() {
   find("prompt").focus();
 }
 
-start();
+start().catch(showFailure);

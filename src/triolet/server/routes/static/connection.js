@@ -1,5 +1,7 @@
 // One WebSocket for all lanes. It reconnects by itself; then the lanes resume their turns.
 
+import { protocolsOf } from "./key.js";
+
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
 export class Connection extends EventTarget {
@@ -17,9 +19,7 @@ export class Connection extends EventTarget {
 
   open() {
     clearTimeout(this.#timer);
-    // A page can set no headers: a key goes along as OpenAI's own browser clients send it.
-    const protocols = this.key ? ["realtime", `openai-insecure-api-key.${this.key}`] : [];
-    const socket = (this.#socket = new WebSocket(this.url, protocols));
+    const socket = (this.#socket = new WebSocket(this.url, protocolsOf(this.key)));
     socket.onopen = () => {
       this.#retries = 0;
       this.#setState("open");
