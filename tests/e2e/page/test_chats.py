@@ -97,6 +97,25 @@ def test_an_answer_that_is_regenerated_stands_beside_the_first(page: Any, scribe
 
 
 @pytest.mark.slow
+def test_an_arrow_leads_to_what_was_asked_last_in_a_branch(page: Any, scribe: Scribe) -> None:
+    ask(page, "one", 1)
+    ask(page, "two", 2)
+    press(page, 2, "Regenerate the answer")
+    wait_for_answer(page, 3)
+    press(page, 2, "Previous branch")
+    wait_for_answer(page, 2)
+    ask(page, "three", 4)
+    press(page, 1, "Edit the question")
+    page.fill(".editor textarea", "other")
+    page.keyboard.press("Enter")
+    wait_for_answer(page, 5)
+    press(page, 1, "Previous branch")
+    wait_for_answer(page, 4)
+    assert questions(page) == ["one", "two", "three"]
+    assert answers(page) == ["answer 1", "answer 2", "answer 4"]
+
+
+@pytest.mark.slow
 def test_a_question_that_is_edited_begins_a_branch_and_the_old_one_stays(page: Any, scribe: Scribe) -> None:
     ask(page, "one", 1)
     ask(page, "two", 2)

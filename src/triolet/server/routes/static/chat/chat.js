@@ -37,9 +37,7 @@ export class Chat {
 
   // The way through this turn to the latest one after it; without a turn, to the latest of all.
   wayThrough(turn) {
-    let last = turn ?? this.turns.at(-1) ?? null;
-    for (let next = last; next; next = this.turns.findLast((other) => other.parent === last)) last = next;
-    return this.wayTo(last);
+    return this.wayTo(this.turns.findLast((one) => !turn || this.wayTo(one).includes(turn)));
   }
 
   holds(words) {
