@@ -85,6 +85,55 @@ def test_structured_output_is_asked_for_and_shown_as_json(browser: Any, server: 
 
 
 @pytest.mark.slow
+def test_nothing_is_asked_with_a_parameter_that_is_wrong(browser: Any, server: Server) -> None:
+    scribe = Scribe(*[response_of("Yes.", identity=f"resp_{number}") for number in range(4)])
+    wrong = "Not sent. Parameters to correct: JSON schema."
+    with opened(browser, server.url, scribe) as page:
+        send(page, "Who?")
+        page.wait_for_selector(DONE)
+        ask_with(page, format="json_schema")
+        page.click("#show-settings")
+        why = page.locator("#settings .of-json:has([name=schema]) .why")
+        assert why.inner_text() == "It must be given."
+        for text in ("", '{"type": '):
+            page.fill("#settings [name=schema]", text)
+            page.wait_for_selector("#unsent", state="hidden")
+            send(page, "Who?")
+            assert (page.inner_text("#unsent"), page.input_value("#prompt")) == (wrong, "Who?")
+        page.click("#new")  # what was typed stays, and stays wrong
+        assert page.input_value("#settings [name=schema]") == '{"type": '
+        page.click("#suggestions button:first-child")
+        assert page.inner_text("#unsent") == wrong
+        page.fill("#settings [name=schema]", json.dumps(SCHEMA))
+        send(page, "Who?")
+        page.wait_for_selector(DONE)
+        assert not page.is_visible("#unsent")
+
+        page.fill("#settings [name=max_output_tokens]", "0")
+        page.fill("#settings [name=schema]", "{")
+        page.hover(".turn")
+        page.click("button[aria-label='Regenerate the answer']")
+        assert (
+            page.inner_text("#unsent")
+            == "Not sent. Parameters to correct: Longest answer, tokens; JSON schema."
+        )
+        page.select_option("#settings [name=format]", "")  # without it the schema is not needed
+        page.hover(".turn")
+        page.click("button[aria-label='Edit the question']")
+        page.fill(".editor textarea", "Who else?")
+        page.keyboard.press("Enter")
+        assert page.inner_text("#unsent") == "Not sent. Parameters to correct: Longest answer, tokens."
+        page.fill("#settings [name=max_output_tokens]", "")
+        page.click(".editor button:text-is('Send')")
+        page.wait_for_selector(f"{DONE} .asked:text-is('Who else?')")
+    assert [(one["input"][0]["content"], one.get("text")) for one in scribe.asked] == [
+        ("Who?", None),
+        ("Who?", {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}),
+        ("Who else?", None),
+    ]
+
+
+@pytest.mark.slow
 def test_a_call_of_a_tool_is_shown_and_answered(browser: Any, server: Server, tmp_path: Path) -> None:
     item = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ""}
     whole = {**item, "arguments": '{"city": "Riga"}'}

@@ -29,7 +29,7 @@ const store = new Store();
 // ------------------------------------------------------------------------------------------- lanes
 
 function addLane(lane) {
-  const acts = { fork, close: closeLane, leave, isAlone: () => lanes.length < 2, shown: showControls };
+  const acts = { fork, mayAsk: () => mayAsk([lane]), close: closeLane, leave, isAlone: () => lanes.length < 2, shown: showControls };
   const view = new LaneView(lane, acts);
   views.set(lane, view);
   lanes.push(lane);
@@ -127,11 +127,19 @@ function showControls() {
 
 function send(text) {
   const chosen = targets();
-  if (!text.trim() || !chosen.length || chosen.some((lane) => lane.active)) return;
+  if (!text.trim() || !chosen.length || chosen.some((lane) => lane.active) || !mayAsk(chosen)) return;
   for (const lane of chosen) lane.ask(text.trim());
   find("prompt").value = "";
   grow();
   showControls();
+}
+
+// With a wrong parameter a lane would ask for something else than the panel shows.
+function mayAsk(asking) {
+  const wrong = asking.find((lane) => lane.options.faults.length);
+  const ofLane = lanes.length > 1 ? ` of lane ${wrong?.name.toUpperCase()}` : "";
+  find("unsent").textContent = wrong ? `Not sent. Parameters${ofLane} to correct: ${wrong.options.faults.join("; ")}.` : "";
+  return !wrong;
 }
 
 function stop() {
@@ -164,7 +172,7 @@ function turnTheme() {
   remember(THEME, document.documentElement.dataset.theme);
 }
 
-const settings = new Settings(find("settings"), () => lanes);
+const settings = new Settings(find("settings"), () => lanes, () => (find("unsent").textContent = ""));
 const chats = new ChatsPanel(find("chats"), store, {
   open: (chat) => {
     openChat(chat);

@@ -3,6 +3,7 @@
 import { recall, remember } from "./view/dom.js";
 
 const STORED = "triolet.options";
+export const SCHEMA_LABEL = "JSON schema";
 const NUM_TOP = 5; // tokens that are shown beside the one that was drawn
 // Values that are the page's own, and what they become in a request of Responses.
 const OWN = {
@@ -20,6 +21,8 @@ export class Options {
     this.values = values; // only what was changed: the rest is the model's own wish
     this.model = null;
     this.longest = null; // tokens of the model's context
+    this.drafts = new Map(); // texts of the panel that are no values, by the field's name
+    this.wrong = []; // labels of their fields
   }
 
   static stored() {
@@ -34,7 +37,15 @@ export class Options {
     const copy = new Options({ ...this.values });
     copy.model = this.model;
     copy.longest = this.longest;
+    copy.drafts = new Map(this.drafts);
+    copy.wrong = this.wrong;
     return copy;
+  }
+
+  // Labels of the fields that have to be corrected before something is asked.
+  get faults() {
+    const lacksSchema = this.values.format === "json_schema" && !this.values.schema;
+    return [...new Set(lacksSchema ? [...this.wrong, SCHEMA_LABEL] : this.wrong)];
   }
 
   get isJson() {

@@ -1,6 +1,6 @@
 // The panel where it is changed what a lane asks with.
 
-import { wrongJson } from "./options.js";
+import { SCHEMA_LABEL, wrongJson } from "./options.js";
 import { PARAMETERS } from "./parameters.js"; // made by the server from its table of sampling parameters
 import { element, quiet } from "./view/dom.js";
 
@@ -9,7 +9,7 @@ const FIELDS = [
   { name: "instructions", label: "System prompt", kind: "text" },
   ...PARAMETERS,
   { name: "format", label: "Form of the answer", kind: "choice", choices: FORMATS },
-  { name: "schema", label: "JSON schema", kind: "json", of: "object", isShown: (values) => values.format === "json_schema" },
+  { name: "schema", label: SCHEMA_LABEL, kind: "json", of: "object", isNeeded: true, isShown: (values) => values.format === "json_schema" },
   { name: "tools", label: "Tools, as JSON", kind: "json", of: "list" },
   { name: "probabilities", label: "Token probabilities", kind: "switch" },
 ];
@@ -19,9 +19,10 @@ export class Settings {
   #lanes;
   #shown = 0;
 
-  // `lanes` tells which lanes there are now.
-  constructor(panel, lanes) {
+  // `lanes` tells which lanes there are now; `changed` is called when one asks with something else.
+  constructor(panel, lanes, changed) {
     this.panel = panel;
+    this.changed = changed;
     this.#lanes = lanes;
   }
 
@@ -32,16 +33,20 @@ export class Settings {
     const title = element("h2", { textContent: "Parameters" });
     const reset = quiet("The model's own", () => {
       options.values = {};
+      options.drafts.clear();
       options.store();
       this.show();
     });
-    const fields = FIELDS.map((field) => new Field(field, options, () => this.#showOrHide(fields)));
-    this.#showOrHide(fields);
+    const fields = FIELDS.map((field) => new Field(field, options, () => this.#review(fields, options)));
+    this.#review(fields, options);
     this.panel.replaceChildren(title, ...this.#tabs(lanes), ...fields.map(({ root }) => root), reset);
   }
 
-  #showOrHide(fields) {
-    for (const { root, field, options } of fields) root.hidden = field.isShown ? !field.isShown(options.values) : false;
+  // What one field says can hide another, and make it needed.
+  #review(fields, options) {
+    for (const field of fields) field.review();
+    options.wrong = fields.filter(({ isWrong }) => isWrong).map(({ field }) => field.label);
+    this.changed();
   }
 
   #tabs(lanes) {
@@ -74,7 +79,7 @@ class Field {
 
   #input() {
     const { field } = this;
-    const value = this.options.values[field.name];
+    const value = this.options.drafts.get(field.name) ?? this.options.values[field.name];
     const isText = ["text", "json"].includes(field.kind);
     const input = element(isText ? "textarea" : field.kind === "choice" ? "select" : "input", { name: field.name });
     if (["text", "line"].includes(field.kind)) input.dir = "auto";
@@ -88,20 +93,35 @@ class Field {
     return input;
   }
 
+  review() {
+    const { field, input } = this;
+    this.root.hidden = field.isShown ? !field.isShown(this.options.values) : false;
+    const isMissing = field.isNeeded && !input.value.trim();
+    this.isWrong = !this.root.hidden && (isMissing || !this.#isValue());
+    input.classList.toggle("wrong", this.isWrong);
+    input.setAttribute("aria-invalid", this.isWrong);
+    this.wrong.textContent = isMissing ? "It must be given." : this.#why();
+  }
+
   #change() {
-    const { field, input, options } = this;
-    const why = field.kind === "json" ? wrongJson(input.value, field.of) : "";
-    const isRight = input.validity.valid && !why;
-    input.classList.toggle("wrong", !isRight);
-    input.setAttribute("aria-invalid", !isRight);
-    this.wrong.textContent = why;
-    if (!isRight) return;
-    const value = this.#value();
-    if (value === undefined) delete options.values[field.name];
-    else options.values[field.name] = value;
-    options.store();
-    this.#showValue();
+    const { field: { name }, input, options } = this;
+    if (this.#isValue()) {
+      const value = this.#value();
+      if (value === undefined) delete options.values[name];
+      else options.values[name] = value;
+      options.drafts.delete(name);
+      options.store();
+      this.#showValue();
+    } else if (input.value) options.drafts.set(name, input.value);
     this.onChange();
+  }
+
+  #isValue() {
+    return this.input.validity.valid && !this.#why();
+  }
+
+  #why() {
+    return this.field.kind === "json" ? wrongJson(this.input.value, this.field.of) : "";
   }
 
   #value() {

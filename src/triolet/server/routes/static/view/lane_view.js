@@ -7,7 +7,7 @@ export class LaneView {
   #rows = new Map();
   #isDue = false;
 
-  // `acts` has what its buttons do: fork(lane, turn), close(lane), isAlone(), shown().
+  // `acts` has what its buttons do: fork(lane, turn), close(lane), mayAsk(), isAlone(), shown().
   constructor(lane, acts) {
     this.lane = lane;
     this.acts = acts;
@@ -50,14 +50,21 @@ export class LaneView {
     if (!this.#rows.has(turn)) {
       const acts = {
         fork: () => this.acts.fork(lane, lane.turns.indexOf(turn) + 1),
-        askAgain: (one, text) => lane.askAgain(one, text),
-        answer: (outputs) => lane.ask("", outputs),
+        askAgain: (one, text) => this.#ask(() => lane.askAgain(one, text)),
+        answer: (outputs) => this.#ask(() => lane.ask("", outputs)),
         leave: () => this.acts.leave(turn),
         choose: (one) => lane.choose(one),
       };
       this.#rows.set(turn, new TurnView(turn, acts));
     }
     return this.#rows.get(turn);
+  }
+
+  // Return whether something was asked.
+  #ask(ask) {
+    const may = this.acts.mayAsk();
+    if (may) ask();
+    return may;
   }
 
   #showHead() {

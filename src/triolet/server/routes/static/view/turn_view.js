@@ -10,6 +10,7 @@ export class TurnView {
   #editor = null;
 
   // `acts` has what its buttons do: fork(turn), askAgain(turn, text), choose(turn), answer(outputs), leave().
+  // askAgain returns whether it asked.
   constructor(turn, acts) {
     this.turn = turn;
     this.acts = acts;
@@ -102,8 +103,7 @@ export class TurnView {
     };
     const send = () => {
       const text = area.value.trim();
-      close();
-      if (text) this.acts.askAgain(this.turn, text);
+      if (!text || this.acts.askAgain(this.turn, text)) close();
     };
     area.onkeydown = (event) => {
       if (event.key === "Escape") {
