@@ -97,6 +97,9 @@ def test_no_state_of_the_page_breaks_a_rule(
         page.fill("#settings [name=schema]", "{")
         found["settings"] = violations(page)
         shot("settings")
+        send(page, "Who?")
+        page.wait_for_selector("#unsent", state="visible")
+        found["unsent"] = violations(page)
         page.click("#show-engine")
         page.wait_for_timeout(1500)
         found["engine"] = violations(page)
@@ -107,6 +110,7 @@ def test_no_state_of_the_page_breaks_a_rule(
         page.click("#fork")
         found["fork"] = violations(page)
         shot("fork")
+        page.evaluate("document.getElementById('key-refused').hidden = false")
         page.evaluate("document.getElementById('key').showModal()")
         found["key"] = violations(page)
     assert {name: broken for name, broken in found.items() if broken} == {}
