@@ -418,7 +418,8 @@ def test_anything_else_is_no_address(value: Any) -> None:
 @pytest.mark.parametrize("field", TEXTS)
 @pytest.mark.parametrize("value", ["", 5, True, b"a", ["a"]], ids=shown)
 def test_a_text_is_not_empty_and_nothing_else(field: str, value: object) -> None:
-    assert str(refusal(**{field: value})) == f"{field} must be a non-empty text; got {value!r}"
+    got = "a secret that is not shown" if value and field == "worker_token" else repr(value)
+    assert str(refusal(**{field: value})) == f"{field} must be a non-empty text; got {got}"
 
 
 @pytest.mark.parametrize("field", FLAGS)

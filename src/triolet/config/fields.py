@@ -47,7 +47,7 @@ class FieldRule:
         if value is None and self.is_optional:
             return
         if not self.accepts(value):
-            is_secret = attribute.metadata.get("is_secret", False)
+            is_secret = attribute.metadata.get("is_secret", False) and value
             raise ConfigError(attribute.name, self.expected, _HIDDEN if is_secret else value)
 
     def read(self, name: str, text: str) -> object:
