@@ -85,6 +85,9 @@ def _check_devices(config: EngineConfig) -> None:
     cores = [core for device in devices for core in cores_of(device) or ()]
     if len(set(cores)) < len(cores):
         raise ConfigError("devices", "sets of cores that have none in common", devices)
+    # Those of a worker are another machine's.
+    if config.runner not in REMOTE and (missing := set(cores) - Processors.read(ROOT).usable):
+        raise ConfigError("devices", f"cores that this process may use, without {sorted(missing)}", devices)
     if config.device != "auto":
         raise ConfigError("device", "auto with devices", config.device)
     if config.replicas is not None and config.replicas != len(devices):

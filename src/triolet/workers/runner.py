@@ -47,7 +47,7 @@ from triolet.core.step_plan import (
     steps_of,
 )
 from triolet.core.worker_call import WorkerCall, WorkerOutcome, outcome_of
-from triolet.errors import ModelError
+from triolet.errors import ConfigError, ModelError, ResourceShortage, UnknownWorkerMethod
 from triolet.ipc import lifeline
 from triolet.ipc.failures import describe
 from triolet.ipc.messages import (
@@ -177,11 +177,16 @@ def serve(load: Load, transport: Transport, prepare: Callable[[OnProgress], None
     except ConnectionError:
         _leave(0)  # the engine has gone
     except BaseException as error:
-        if not isinstance(error, ModelError):  # its sentence says all
-            traceback.print_exc()
+        _log_mistake(error)
         transport.reply(describe(error))
         _leave(1)
     _leave(0)
+
+
+def _log_mistake(error: BaseException) -> None:
+    """Write an exception with its traceback to the log, unless its sentence says all."""
+    if not isinstance(error, ConfigError | ModelError | ResourceShortage | UnknownWorkerMethod):
+        traceback.print_exception(error)
 
 
 def _leave(status: int) -> NoReturn:
@@ -252,7 +257,7 @@ def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
             )
         )
     assert outcome.error is not None
-    traceback.print_exception(outcome.error)
+    _log_mistake(outcome.error)
     return CallAnswer(b"", describe(outcome.error))
 
 

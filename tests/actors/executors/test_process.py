@@ -46,10 +46,12 @@ from triolet.core.recovery import recovery_state
 from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
+from triolet.core.worker_call import WorkerCall
 from triolet.engine.open_engine import run_engine
 from triolet.errors import (
     ConfigError,
     EngineUnhealthy,
+    ModelError,
     ResourceShortage,
     RunnerDied,
     RunnerFailed,
@@ -780,6 +782,27 @@ async def test_what_a_process_prints_goes_to_the_log_line_by_line_and_bounded(
     assert lines[-1] == "the last line"
     assert max(map(len, lines)) <= MAX_LINE_BYTES
     assert sum(len(line) for line in lines) < 3 * 2**16
+
+
+@pytest.mark.parametrize(("misdeed", "expected"), [("refuse", ConfigError), ("raise", ModelError)])
+async def test_a_load_that_refuses_its_configuration_leaves_no_traceback_and_a_mistake_does(
+    misdeed: str, expected: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "triolet.runner"), pytest.raises(expected):
+        await life(executor_that(misdeed, "load"))
+    assert ("Traceback" in caplog.text) == (expected is ModelError)
+
+
+@pytest.mark.parametrize(("method", "is_told"), [("unheard_of", False), ("refuse", True)])
+async def test_a_call_of_a_method_that_there_is_not_leaves_no_traceback_and_a_mistake_does(
+    method: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_that()
+    with caplog.at_level(logging.WARNING, "triolet.runner"):
+        async with executor.running():
+            await executor.start(ignore)
+            assert (await executor.call(WorkerCall(method, False, (), {}), 30.0)).error is not None
+    assert ("Traceback" in caplog.text) == is_told
 
 
 async def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

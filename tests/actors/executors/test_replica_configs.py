@@ -30,6 +30,7 @@ def devices_of(**fields: Any) -> list[str]:
     return [config.device for config in configs]
 
 
+@pytest.mark.usefixtures("_eight_cores")
 def test_devices_are_those_of_the_replicas() -> None:
     assert devices_of(devices=("cuda:1", "cuda:3")) == ["cuda:1", "cuda:3"]
     assert devices_of(devices=("cpu:0-3", "cpu:4-7"), replicas=2) == ["cpu:0-3", "cpu:4-7"]
@@ -85,6 +86,18 @@ def test_replicas_on_gpus_are_numbered(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
     with pytest.raises(ConfigError, match=r"replicas must be at most the number of GPUs \(2\); got 3"):
         devices_of(replicas=3, device="cuda")
+
+
+@pytest.mark.usefixtures("_eight_cores")
+@pytest.mark.parametrize("devices", [("cpu:0", "cpu:9"), ("cpu:7-9",)])
+def test_devices_with_cores_that_are_not_there_are_refused_before_a_process_starts(
+    devices: tuple[str, ...],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^devices must be cores that this process may use, without \[.*9\]"
+    ):
+        devices_of(devices=devices)
+    assert devices_of(devices=("cpu:9",), runner="remote") == ["cpu:9"]
 
 
 @pytest.mark.usefixtures("_eight_cores")
