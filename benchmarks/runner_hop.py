@@ -25,8 +25,8 @@ from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.executors.remote.agent import Agent
 from triolet.actors.executors.remote.executor import RemoteExecutor
-from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.port import WorkerPort
+from triolet.config.address import Address
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo

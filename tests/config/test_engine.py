@@ -409,7 +409,9 @@ def test_an_address_is_a_host_and_a_port(value: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "7340", ":7340", "host", "host:", "host:x", "host:123456", 7340], ids=shown
+    "value",
+    ["", "7340", ":7340", "host", "host:", "host:x", "host:65536", "host:99999", "host..example:1", 7340],
+    ids=shown,
 )
 def test_anything_else_is_no_address(value: Any) -> None:
     assert str(refusal(worker_listen=value)) == f"worker_listen must be HOST:PORT; got {value!r}"

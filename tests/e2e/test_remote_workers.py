@@ -20,7 +20,7 @@ from tests.e2e.test_tensor_parallel import assert_no_rank_is_left, processes_of,
 from tests.model.tiny import make_model
 from triolet import Engine, SamplingParams
 from triolet.actors.executors.remote.agent import Agent
-from triolet.actors.executors.remote.handshaking import Address
+from triolet.config.address import Address
 from triolet.core.replicas.autoscale import AutoscalePolicy
 from triolet.engine import open_engine
 

@@ -27,8 +27,9 @@ import trio
 from triolet.actors.executors.child_process import describe_exit, exit_code_of, worker_environment
 from triolet.actors.executors.group import Meeting
 from triolet.actors.executors.process import WORKER
-from triolet.actors.executors.remote.handshaking import Address, join, watch_other_end
+from triolet.actors.executors.remote.handshaking import join, watch_other_end
 from triolet.actors.supervisor import root_cause
+from triolet.config.address import Address
 from triolet.core.recovery.supervision import Backoff
 from triolet.ipc import lifeline
 from triolet.ipc.handshake import MAX_NAME_CHARS, Welcome

@@ -7,7 +7,6 @@ import socket
 from importlib.metadata import version
 from typing import Final, TypeVar
 
-import attrs
 import trio
 
 from triolet.errors import FrameError, WorkerRefused
@@ -108,26 +107,3 @@ async def _exactly(stream: trio.abc.Stream, num_bytes: int) -> bytes:
             raise EOFError
         data += more
     return data
-
-
-@attrs.frozen
-class Address:
-    """Host and port, as HOST:PORT or [HOST]:PORT."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Return the address that a text names.
-
-        Raises:
-            ValueError: it names none.
-        """
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(text)
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

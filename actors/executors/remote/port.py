@@ -16,8 +16,9 @@ from contextlib import contextmanager
 
 import trio
 
-from triolet.actors.executors.remote.handshaking import Address, admit, watch_other_end
+from triolet.actors.executors.remote.handshaking import admit, watch_other_end
 from triolet.actors.executors.remote.link import WorkerLink
+from triolet.config.address import Address
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.errors import ConfigError, FrameError, RunnerDied, WorkerRefused

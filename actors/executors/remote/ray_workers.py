@@ -28,9 +28,9 @@ import attrs
 import trio
 
 from triolet.actors.executors.remote.agent import Agent
-from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.port import WorkerPort
 from triolet.actors.executors.threads import clean_up_in_thread
+from triolet.config.address import Address
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
 

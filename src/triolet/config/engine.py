@@ -12,6 +12,7 @@ from typing import Final, Unpack
 
 import attrs
 
+from triolet.config.address import is_address
 from triolet.config.devices import DEVICE, DEVICE_NAMES
 from triolet.config.engine_fields import EngineFields
 from triolet.config.fields import (
@@ -23,6 +24,7 @@ from triolet.config.fields import (
     matching,
     one_of,
     option,
+    satisfying,
     seconds,
     share,
     text,
@@ -47,7 +49,6 @@ QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS, FP8_ACTIVATION
 ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
 RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
-ADDRESS: Final = r".+:[0-9]{1,5}"
 DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.9  # vLLM's
 MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
@@ -131,7 +132,7 @@ class EngineConfig(Configuration):
         "Address, HOST:PORT, that workers connect to (`triolet worker --connect`), with runner remote or ray; port 0 "
         "takes a free one.",
         default=None,
-        rule=matching(ADDRESS, "HOST:PORT", optional=True),
+        rule=satisfying(is_address, "HOST:PORT", optional=True),
     )
     worker_token: str | None = option(
         # workers may be told to run code, and so may the engine that they trust

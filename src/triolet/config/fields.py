@@ -242,8 +242,13 @@ def text(*, optional: bool = False) -> FieldRule:
 def matching(pattern: str, expected: str, *, optional: bool = False) -> FieldRule:
     """Allow a text that a regular expression matches as a whole."""
     expression = re.compile(pattern)
+    return satisfying(lambda value: expression.fullmatch(value) is not None, expected, optional=optional)
+
+
+def satisfying(is_valid: Callable[[str], bool], expected: str, *, optional: bool = False) -> FieldRule:
+    """Allow a text of which a predicate is true."""
     return FieldRule(
-        accepts=lambda value: isinstance(value, str) and expression.fullmatch(value) is not None,
+        accepts=lambda value: isinstance(value, str) and is_valid(value),
         expected=expected,
         metavar="TEXT",
         is_optional=optional,

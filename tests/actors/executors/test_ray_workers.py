@@ -17,8 +17,8 @@ import trio
 from triolet.actors.executors.registry import open_remote_executors
 from triolet.actors.executors.remote import ray_workers
 from triolet.actors.executors.remote.executor import RemoteExecutor
-from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.ray_workers import RayPlacement, RayWorkers, WorkerHost, placement_of
+from triolet.config.address import Address
 from triolet.config.engine import EngineConfig
 
 SOON_S = 300.0

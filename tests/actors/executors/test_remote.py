@@ -38,8 +38,8 @@ from triolet.actors.executors.registry import open_executor
 from triolet.actors.executors.remote import agent, handshaking, link, port
 from triolet.actors.executors.remote.agent import Agent
 from triolet.actors.executors.remote.executor import RemoteExecutor
-from triolet.actors.executors.remote.handshaking import Address
 from triolet.actors.executors.remote.port import WorkerPort
+from triolet.config.address import Address
 from triolet.config.engine import EngineConfig
 from triolet.core.recovery.recovery_state import is_external
 from triolet.errors import ConfigError, FrameError, ModelError, RunnerDied, WorkerRefused
@@ -506,14 +506,3 @@ async def test_a_model_that_only_the_worker_has_needs_a_tokenizer_here(listening
         ):
             await life(executor)
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        Address.parse(text)
-
-
-@pytest.mark.parametrize("text", ["127.0.0.1:7340", "[::1]:7340", "host.example:0"])
-def test_an_address_reads_as_it_was_written(text: str) -> None:
-    assert str(Address.parse(text)) == text

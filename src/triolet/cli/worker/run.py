@@ -10,7 +10,7 @@ import click
 import trio
 
 from triolet.actors.executors.remote.agent import Agent
-from triolet.actors.executors.remote.handshaking import Address
+from triolet.config.address import Address
 
 
 def run(engine: str, token: str | None, token_file: Path | None, ca_file: Path | None) -> None:
