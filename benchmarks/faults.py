@@ -61,7 +61,8 @@ from triolet.actors.channels import Channels
 from triolet.actors.executors.child_process import processor_s_of
 from triolet.actors.executors.connection import RunnerConnection, RunnerProcess
 from triolet.actors.executors.contract import Following, Tell
-from triolet.actors.executors.process import ForkSource, ProcessExecutor
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.standby import ForkSource
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.recovery_state import step_kind

@@ -125,6 +125,13 @@ class SpawnedProcess:
         else:
             await trio.to_thread.run_sync(self.popen.wait, limiter=trio.CapacityLimiter(1))
 
+    async def ended(self) -> None:
+        """Wait until it ends, and leave it to `wait`; for ever where the system tells nothing but in `wait`."""
+        if self._pidfd is None:
+            await trio.sleep_forever()
+        else:
+            await trio.lowlevel.wait_readable(self._pidfd)
+
     def end_now(self) -> None:
         self.popen.kill()
         self.popen.wait()

@@ -363,6 +363,10 @@ class RunnerProcess(RunnerConnection):
         await trio.lowlevel.checkpoint()
         return self
 
+    async def ended(self) -> None:
+        """Wait until a process that is not `running()` ends."""
+        await trio.lowlevel.wait_readable(self._pipes.life)
+
     def discard(self) -> None:
         """Kill a process that was never `running()`, and close what belongs to it."""
         self.child.kill()

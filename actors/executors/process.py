@@ -26,19 +26,17 @@ waits for that, before it loads.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-import attrs
 import trio
 
 from triolet.actors.executors.call_frames import packed_call, value_of
-from triolet.actors.executors.child_process import FORK_SERVER, ForkServer
+from triolet.actors.executors.child_process import FORK_SERVER, IMPORT_SILENCE_S, ForkServer
 from triolet.actors.executors.connection import RunnerConnection, RunnerProcess
 from triolet.actors.executors.contract import (
     Following,
@@ -47,6 +45,7 @@ from triolet.actors.executors.contract import (
     with_kv_cache,
     with_weights,
 )
+from triolet.actors.executors.standby import ForkSource, Standby
 from triolet.config.devices import cores_of
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
@@ -59,7 +58,6 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
-    ResourceShortage,
     RunnerDied,
     RunnerFailed,
 )
@@ -82,9 +80,6 @@ SUSPICION = 1 / 3  # of such a limit, after which a standby is started
 NUM_BUSY_LIMITS = 4  # of a load that computes
 LOOK = 0.9  # of such a limit, after which it is asked for the processor time
 BUSY = 0.05  # part of that time for which a load has had a processor, if it computes
-
-STANDBY_S = 10.0  # that a standby is kept after a late reply; late ones often come in series
-KEPT_AFTER_S = 10.0  # from a load until one is started to be kept: its imports take the time of a processor
 
 
 class ProcessExecutor(LookAheadExecutor):
@@ -117,9 +112,12 @@ class ProcessExecutor(LookAheadExecutor):
         self._standby = Standby(
             partial(_spawn_importing, self._spawn)
             if fork_server is None
-            else partial(_spawn_fork_server, fork_server, cores)
+            else partial(_spawn_fork_server, fork_server, cores),
+            is_kept=config.keep_standby,
         )
         self._load_silence = RareHangLimit(None)  # of the time in which a load makes no progress
+        self._has_to_import = False  # whether the process has not imported yet what a load needs
+        self._knows_imports = False  # whether the longest silence is that of such a process, too
         self._next_config = self._config  # of the next load
         self._hang_limit = HangLimit(config.step_timeout)
         # Plans that were sent and have no last result, in their order.
@@ -165,7 +163,9 @@ class ProcessExecutor(LookAheadExecutor):
         """Return the process of the next life."""
         if self._config.keep_standby and self._has_fork_server:
             self._standby.start()
-        if (process := await self._standby.take()) is None:
+        process = await self._standby.take()
+        self._has_to_import = process is None
+        if process is None:
             return self._spawn()
         if self._config.keep_standby:
             self._standby.start()  # crashes often come in series
@@ -208,6 +208,7 @@ class ProcessExecutor(LookAheadExecutor):
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
+        self._knows_imports |= self._has_to_import
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
         self._trust()
         return reply
@@ -246,7 +247,13 @@ class ProcessExecutor(LookAheadExecutor):
         return await process.reply()
 
     def _load_silence_limit_s(self) -> float | None:
-        return None if self._config.step_timeout is None else self._load_silence.limit_s()
+        limit_s = None if self._config.step_timeout is None else self._load_silence.limit_s()
+        # A load in a fork says nothing of one that imports first, or waits for a rank that does.
+        if limit_s is not None and any(
+            one._has_to_import and not one._knows_imports for one in self.companions
+        ):
+            return max(limit_s, IMPORT_SILENCE_S)
+        return limit_s
 
     @asynccontextmanager
     async def _hangs_counted(self) -> AsyncGenerator[None]:
@@ -419,34 +426,6 @@ def _checked(reply: Reply, plan: StepPlan) -> StepResult | Failure:
     return reply
 
 
-# ------------------------------------------------------------------------------------------- the next process
-
-
-class Source(Protocol):
-    """Source of processes that have imported what a load needs: a fork server, or a process that is there already."""
-
-    @property
-    def is_alive(self) -> bool:
-        """False once the system says that it has ended."""
-        ...
-
-    async def take(self) -> RunnerProcess | None:
-        """Return a process; None if it gives none any more.
-
-        Raises:
-            ResourceShortage: there are no descriptors for it.
-        """
-        ...
-
-    def discard(self) -> None:
-        """End it, and close what belongs to it."""
-        ...
-
-    async def gone(self) -> None:
-        """Wait until it has ended, and the system has freed what it held."""
-        ...
-
-
 def _spawn_importing(spawn: Callable[[], RunnerProcess]) -> RunnerProcess:
     """Start a process that imports what a load needs, and waits."""
     process = spawn()
@@ -454,110 +433,5 @@ def _spawn_importing(spawn: Callable[[], RunnerProcess]) -> RunnerProcess:
     return process
 
 
-@attrs.frozen(eq=False)
-class ForkSource(Source):
-    """Source of forks of a server."""
-
-    server: ForkServer
-
-    @property
-    def is_alive(self) -> bool:
-        return self.server.is_alive
-
-    async def take(self) -> RunnerProcess | None:
-        forked = await self.server.fork()
-        return forked and RunnerProcess(*forked)
-
-    def discard(self) -> None:
-        self.server.discard()
-
-    async def gone(self) -> None:
-        await self.server.gone()
-
-
 def _spawn_fork_server(command: Sequence[str], cores: frozenset[int] | None) -> ForkSource:
     return ForkSource(ForkServer.spawn(command, cores))
-
-
-class Standby:
-    """Source of the next process, or none.
-
-    Args:
-        spawn: starts a source.
-    """
-
-    def __init__(self, spawn: Callable[[], Source]) -> None:
-        self._spawn = spawn
-        self.source: Source | None = None
-        self._use = trio.CancelScope()
-        self._delay = trio.CancelScope()
-
-    def keep(self) -> None:
-        """Start it in `KEPT_AFTER_S`, unless it is called off before: then there is one."""
-        self._delay.cancel()
-        self._delay = trio.CancelScope()
-        trio.lowlevel.spawn_system_task(self._start_at, trio.current_time() + KEPT_AFTER_S, self._delay)
-
-    async def _start_at(self, time_s: float, delay: trio.CancelScope) -> None:
-        with delay:
-            await trio.sleep_until(time_s)
-            self.start()
-
-    def start(self) -> None:
-        """Start it unless there is one; where there is no room for one there is none."""
-        if self.source is None:
-            with suppress(ResourceShortage, OSError):
-                self.source = self._spawn()
-                self._use = trio.CancelScope()
-                trio.lowlevel.spawn_system_task(self._end_unused, self.source, self._use)
-        self._use.deadline = math.inf
-
-    def expire(self) -> None:
-        """Let it end unless it is used soon."""
-        self._delay.cancel()
-        self._use.deadline = trio.current_time() + STANDBY_S
-
-    async def take(self) -> RunnerProcess | None:
-        """Return the next process, if the source gives one.
-
-        Raises:
-            ResourceShortage: there are no descriptors for it.
-        """
-        self._delay.cancel()
-        self._use.deadline = math.inf
-        process, source = None, self.source
-        try:
-            if source is not None and source.is_alive:
-                process = await source.take()
-        finally:
-            if process is None or process is source:
-                self._forget()
-            else:  # a fork server has more of them
-                self.expire()
-            if process is None and source is not None:
-                source.discard()
-        return process
-
-    def _forget(self) -> None:
-        self.source = None
-        self._delay.cancel()
-        self._use.cancel()
-
-    async def end(self) -> None:
-        """End it, if there is one, and wait until it has gone."""
-        source = self.source
-        self._forget()
-        if source is not None:
-            source.discard()
-            with trio.CancelScope(shield=True):
-                await source.gone()
-
-    async def _end_unused(self, source: Source, use: trio.CancelScope) -> None:
-        # a system task, since a killed process ends the scope of the executor before the next one takes this
-        try:
-            with use:
-                await trio.sleep_forever()
-        finally:  # also if all of Trio ends first
-            if self.source is source:
-                self.source = None
-                source.discard()

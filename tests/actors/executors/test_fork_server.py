@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.executors.harness import ask_six, first_step, ignore, life, open_files
 from tests.actors.harness import unexpected
 from tests.source_tree import ROOT, SRC
-from triolet.actors.executors import child_process
-from triolet.actors.executors import process as process_runner
+from triolet.actors.executors import child_process, standby
 from triolet.actors.executors.child_process import ForkServer
 from triolet.actors.executors.connection import RunnerProcess
-from triolet.actors.executors.process import ForkSource, ProcessExecutor
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.standby import ForkSource
 from triolet.config.engine import EngineConfig
 from triolet.errors import ResourceShortage, RunnerDied
 
@@ -129,7 +131,7 @@ async def test_a_server_that_was_started_ahead_gives_the_first_process() -> None
 
 
 async def test_a_server_that_was_started_ahead_and_is_not_used_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_runner, "STANDBY_S", 0.1)
+    monkeypatch.setattr(standby, "STANDBY_S", 0.1)
     executor = executor_with()
     executor.prepare()
     with trio.fail_after(60):
@@ -175,7 +177,9 @@ async def test_nothing_is_left_open_here() -> None:
     assert open_files() == before
 
 
-async def test_a_server_that_dies_takes_its_process_along_and_the_next_one_is_started() -> None:
+async def test_a_server_that_dies_takes_its_process_along_and_the_next_one_is_a_fork_of_another_server() -> (
+    None
+):
     executor = executor_with()
     await die(executor)
     server = server_of(executor)
@@ -188,11 +192,53 @@ async def test_a_server_that_dies_takes_its_process_along_and_the_next_one_is_st
     await die(executor, signal.SIGCONT, kill_server)
     await wait_until_gone(forks[0])
     async with one_life(executor) as process_id:
-        assert parent_of(process_id) == os.getpid()
         assert server_of(executor) is not server
+        assert parent_of(process_id) == server_of(executor).child.pid
+    await server.gone()
 
 
-@pytest.mark.parametrize("misdeed", ["hang", "fork", "stop", "kill"])
+@pytest.mark.parametrize("is_needed", [True, False])
+async def test_a_server_that_dies_while_it_waits_is_reaped_and_replaced_where_it_is_needed(
+    is_needed: bool, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_with("fork")  # so that the process is no fork, and goes on
+    async with one_life(executor) as process_id:
+        assert parent_of(process_id) == os.getpid()
+        server = server_of(executor)
+        if not is_needed:
+            executor._standby.expire()
+        server.child.kill()
+        with caplog.at_level(logging.WARNING, "triolet.runner"):
+            await server.gone()
+        assert executor._standby.source is None
+        assert "the standby of the model runner has ended" in caplog.text
+        mock_clock.jump(standby.KEPT_AFTER_S)
+        await wait_all_tasks_blocked()
+        assert (executor._standby.source is not None) == is_needed
+        assert is_there(process_id)
+
+
+async def test_a_load_that_has_to_import_has_more_time_than_those_in_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cold_s = child_process.IMPORT_SILENCE_S
+    executor, companion = executor_with(), executor_with()
+    companion.companions = (companion, executor)
+    for each in (executor, companion):
+        async with one_life(each):
+            limit_s = each._load_silence_limit_s()
+            assert limit_s is not None and limit_s < cold_s
+    executor.prepare()
+    os.kill(server_of(executor).child.pid, signal.SIGSTOP)
+    monkeypatch.setattr(child_process, "IMPORT_SILENCE_S", 0.5)
+    async with executor.running():
+        assert [each._load_silence_limit_s() for each in (executor, companion)] == [cold_s, cold_s]
+        await executor.start(ignore)
+        learned_s = executor._load_silence_limit_s()
+        assert learned_s is not None and learned_s < cold_s
+
+
+@pytest.mark.parametrize("misdeed", ["hang", "fork", "stop"])
 async def test_a_server_that_gives_no_process_is_ended_and_another_process_is_started(
     misdeed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,8 +247,8 @@ async def test_a_server_that_gives_no_process_is_ended_and_another_process_is_st
     executor = executor_with(*([misdeed] if misdeed in ("hang", "fork") else []))
     await die(executor)
     server = server_of(executor)
-    if misdeed in ("stop", "kill"):
-        os.kill(server.child.pid, signal.SIGSTOP if misdeed == "stop" else signal.SIGKILL)
+    if misdeed == "stop":
+        os.kill(server.child.pid, signal.SIGSTOP)
     with trio.fail_after(60):
         async with one_life(executor) as process_id:
             assert parent_of(process_id) == os.getpid()
@@ -213,7 +259,7 @@ async def test_a_server_that_gives_no_process_is_ended_and_another_process_is_st
 async def test_a_server_that_is_not_needed_any_more_lives_as_long_as_its_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_runner, "STANDBY_S", 0.2)
+    monkeypatch.setattr(standby, "STANDBY_S", 0.2)
     monkeypatch.setattr(child_process, "LOOK_S", 0.05)
     executor = executor_with(keep_standby=False)
     await die(executor)

@@ -39,7 +39,8 @@ from triolet import SamplingParams
 from triolet.actors.executors import process as process_runner
 from triolet.actors.executors.child_process import ChildProcess
 from triolet.actors.executors.connection import MAX_LINE_BYTES, RunnerProcess
-from triolet.actors.executors.process import KEPT_AFTER_S, STANDBY_S, ProcessExecutor, Standby
+from triolet.actors.executors.process import ProcessExecutor
+from triolet.actors.executors.standby import KEPT_AFTER_S, STANDBY_S, Standby
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
 from triolet.core.recovery import recovery_state
