@@ -230,7 +230,7 @@ def check_group(config: EngineConfig) -> None:
         ConfigError: naming the first field of these that is given.
     """
     for field, is_wrong in (
-        ("runner", config.runner == "inline"),
+        ("runner", config.runner in ("inline", "thread")),
         ("quantization", config.quantization != "none"),
         ("enable_lora", config.enable_lora),
         ("convert", config.convert != "auto"),

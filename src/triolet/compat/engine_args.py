@@ -38,7 +38,7 @@ EXECUTOR_CLASSES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "InlineExecutor": ("inline",),
         "ThreadExecutor": ("thread",),
         "ProcessExecutor": ("process",),
-        "LocalGroup": ("process", "thread"),
+        "LocalGroup": ("process",),
         "RemoteExecutor": ("remote", "ray"),
         "RemoteGroup": ("remote", "ray"),
     }

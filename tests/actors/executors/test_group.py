@@ -27,6 +27,7 @@ from triolet.errors import ConfigError, RunnerDied, RunnerFailed
     ("field", "value"),
     [
         ("runner", "inline"),
+        ("runner", "thread"),
         ("quantization", "int8"),
         ("enable_lora", True),
         ("convert", "embed"),
