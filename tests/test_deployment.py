@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -19,6 +20,7 @@ from triolet.cli import main
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+MANIFEST = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
 
 
 FLAGS = {flag for option in main.commands["serve"].params for flag in option.opts}
@@ -161,8 +163,7 @@ def test_a_workflow_runs_what_there_is(path: Path) -> None:
 
 
 def test_the_routers_of_the_kubernetes_manifest_name_every_engine_and_options_that_there_are() -> None:
-    text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
-    parts = list(yaml.safe_load_all(text))
+    parts = list(yaml.safe_load_all(MANIFEST))
     engines = next(part for part in parts if part["kind"] == "StatefulSet")
     routers = next(part for part in parts if part["kind"] == "Deployment")
     name, service = engines["metadata"]["name"], engines["spec"]["serviceName"]
@@ -176,10 +177,52 @@ def test_the_routers_of_the_kubernetes_manifest_name_every_engine_and_options_th
     [variable] = router["env"]
     assert variable["name"] == "TRIOLET_API_KEY"
     [secret] = [variable["valueFrom"]["secretKeyRef"]]
-    made = next(line for line in text.splitlines() if "create secret" in line)
+    made = next(line for line in MANIFEST.splitlines() if "create secret" in line)
     assert f"create secret generic {secret['name']} " in made
     assert f"--from-literal={secret['key']}=" in made
     for container in (engine, router):
         command, *arguments = container["args"]
         known = {flag for option in main.commands[command].params for flag in option.opts}
         assert {argument for argument in arguments if argument.startswith("--")} <= known
+
+
+def pods_in(text: str) -> list[dict[str, Any]]:
+    """The pods of a manifest."""
+    parts = [part["spec"] for part in yaml.safe_load_all(text)]
+    return [spec["template"]["spec"] for spec in parts if "template" in spec]
+
+
+WORKERS = re.search(
+    r"```yaml\n(apiVersion.+?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.DOTALL
+)
+assert WORKERS is not None
+
+
+@pytest.mark.parametrize(("text", "num_pods"), [(MANIFEST, 2), (WORKERS[1], 1)], ids=["engines", "workers"])
+def test_no_service_sets_a_variable_that_a_pod_takes_for_its_own(text: str, num_pods: int) -> None:
+    pods = pods_in(text)
+    assert [pod["enableServiceLinks"] for pod in pods] == [False] * num_pods
+    # Neither does one in pods that someone else writes.
+    services = re.findall(r"(?m)^kind: Service\nmetadata:\n  name: (.+)$", text)
+    services += re.findall(r'"--connect", "(.+?):', text)
+    assert services
+    assert not {f"{name.upper().replace('-', '_')}_PORT" for name in services} & VARIABLES
+
+
+@pytest.mark.parametrize("text", [MANIFEST, WORKERS[1]], ids=["engines", "workers"])
+def test_a_pod_with_a_gpu_has_the_image_whose_torch_has_cuda(text: str) -> None:
+    containers = [container for pod in pods_in(text) for container in pod["containers"]]
+    [image] = {each["image"] for each in containers if "nvidia.com/gpu" in str(each.get("resources"))}
+    build = next(line for line in MANIFEST.splitlines() if line.endswith(f" -t {image} ."))
+    index = re.search(r"--build-arg TORCH_INDEX=(\S+)", build)
+    assert index is not None
+    assert f"--build-arg TORCH_INDEX={index[1]}" in DOCKERFILE.replace("\n# ", " ")
+
+
+def test_the_weights_that_an_engine_has_fetched_are_in_a_volume_of_its_own() -> None:
+    engines = next(part for part in yaml.safe_load_all(MANIFEST) if part["kind"] == "StatefulSet")["spec"]
+    pod = engines["template"]["spec"]
+    [mount] = pod["containers"][0]["volumeMounts"]
+    assert f"HF_HOME={mount['mountPath']} " in DOCKERFILE
+    assert mount["name"] in [claim["metadata"]["name"] for claim in engines["volumeClaimTemplates"]]
+    assert f"useradd --uid {pod['securityContext']['fsGroup']} " in DOCKERFILE
