@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 from prometheus_client import Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from tests.actors.harness import FakeExecutor, fake_engine
+from tests.source_tree import ROOT
 from triolet.observability.prometheus import Metrics
 
 MAX_MODEL_LEN = 4096
@@ -74,6 +77,10 @@ NOT_HERE = {
     "estimated_write_bytes_per_gpu",
 }
 SOURCES_NOT_HERE = {"external_kv_transfer", "disk", "external_unspecified", "host", "p2p"}
+
+
+# What the page may say is left out, with a part of vLLM's names for it.
+NAMES_OF = {"LoRA": "lora_", "multimodal inputs": "mm_", "KV connectors": "nixl_"}
 
 
 @attrs.frozen
@@ -149,3 +156,11 @@ async def test_what_is_here_beside_them_is_known() -> None:
         "long_task_steps",
         "recording_lost_records",
     }
+
+
+def test_the_page_has_no_metric_of_what_it_says_is_left_out() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    [left_out] = re.findall(r"What vLLM has for things that are not here \((.+?)\) is left out", page)
+    names = [NAMES_OF[thing] for thing in left_out.split(", ")]
+    assert names
+    assert [name for name in names if re.search(rf"`(\w+_)?{name}", page)] == []
