@@ -18,7 +18,7 @@ from tests import performance_charts, performance_tables
 from tests.source_tree import ROOT
 from tests.test_layering import EXCEPTIONS, FREE_LAYERS, LAYERS
 from triolet import errors
-from triolet.cli.options import SAMPLING_OPTIONS
+from triolet.cli.models.sampling import SAMPLING_OPTIONS
 from triolet.cli.slash import COMMANDS
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of

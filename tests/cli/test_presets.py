@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,38 @@ def test_a_flag_wins_over_the_preset_and_the_preset_over_the_environment(
     assert (engine.config.enable_prefix_caching, engine.config.max_num_seqs) == (True, 7)
     asked: Any = engine.asked[0]
     assert (asked["messages"][0]["content"], engine.params[0].temperature) == ("Sing.", 0)
+
+
+def test_a_value_of_a_preset_that_is_raised_is_told_of_once_where_it_is_used(
+    run: RUN, engines: list[FakeEngine], file: Path
+) -> None:
+    file.write_text("[presets.cold]\nsampling = { temperature = 0.001 }\n[presets.other]\n", encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        used = run("chat", "cold", "-q", "hi")
+        others = [
+            run(*command)
+            for command in (
+                ("config",),
+                ("chat", "other", "-q", "hi"),
+                ("chat", "cold", "-q", "hi", "--temperature", "0.5"),
+            )
+        ]
+    assert used.stderr == "triolet: warning: temperature 0.001 is raised to 0.01\n"
+    assert [(one.stderr, one.exit_code) for one in others] == [("", 0)] * 3
+    assert [one.params[0].temperature for one in engines] == [0.01, 0.7, 0.5]
+
+
+def test_one_preset_is_shown_whatever_another_one_holds(run: RUN, file: Path) -> None:
+    file.write_text(PRESETS + "[presets.wrong]\nmodel = 3\n", encoding="utf-8")
+    shown = run("config", "plain")
+    assert (shown.exit_code, shown.stdout) == (0, "\nplain\n  sampling.max_tokens = 3\n")
+    assert "presets.wrong.model must be" in run("config").stderr
+    missing = run("config", "plane")
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        f"triolet: error: there is no preset 'plane' in {file}\n",
+    )
 
 
 def test_config_shows_the_presets_without_secrets(run: RUN, file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from triolet.cli import slash
 from triolet.cli.conversation import ChatHistory
-from triolet.cli.options import SAMPLING_OPTIONS
+from triolet.cli.models.sampling import SAMPLING_OPTIONS
 from triolet.cli.slash import ChatState, Next, ThinkMode
 from triolet.core.request.params import SamplingParams
 

@@ -9,7 +9,6 @@ import functools
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -19,13 +18,13 @@ import click
 from click.core import ParameterSource
 
 from triolet.cli.models.presets import Preset, find_preset, read_presets
+from triolet.cli.models.sampling import SAMPLING_OPTIONS, kind_of, with_sampling_values
 from triolet.client.address import ServerAddress
 from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, KEY_RULE, is_key, rule_of, variable_name
 from triolet.config.server import GatewayConfig
-from triolet.core.request.param_validation import SamplingParameter
-from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
+from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
@@ -57,20 +56,6 @@ ROUTER_FIELDS: Final = (
 )  # fmt: skip
 # Fields of both configurations; the flag is the engine's, and the server takes its value.
 SHARED_FIELDS: Final = EngineConfig.rules().keys() & GatewayConfig.rules().keys()
-
-
-SAMPLING_OPTIONS: Final = tuple(one for one in SAMPLING_PARAMETERS if one.spec.no_flag is None)
-"""Sampling parameters that the command line has a flag for."""
-_KINDS: Final[Mapping[str, type[int | float | str]]] = {
-    "int": int,
-    "float": float,
-    "tuple[str, ...]": str,
-}
-
-
-def kind_of(option: SamplingParameter) -> type[int | float | str]:
-    """Return the type that the text of a sampling flag is read as."""
-    return _KINDS[option.value_type]
 
 
 class SectionedOption(click.Option):
@@ -105,13 +90,7 @@ def sampling_options(command: Command) -> Command:
         given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
         # A flag that was not given is None, or () where it may come several times.
         sampling = {name: value for name, value in given.items() if value not in (None, ())}
-        try:
-            sampling, warned = with_sampling_values(SamplingParams(), sampling)
-        except InvalidParams as error:
-            raise click.UsageError(_naming_flag(error)) from error
-        for sentence in warned:
-            click.echo(f"triolet: warning: {sentence}", err=True)
-        return command(sampling=sampling, **values)
+        return command(sampling=_checked_sampling(sampling), **values)
 
     decorated: Callable[..., Any] = with_sampling
     # click lists first the option that was added last.
@@ -129,24 +108,15 @@ def sampling_options(command: Command) -> Command:
     return cast(Command, decorated)
 
 
-def with_sampling_values(
-    defaults: SamplingParams, sampling: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Check sampling parameters; return them, and the sentences to show for values that had to be changed.
-
-    Args:
-        defaults: parameters that hold where `sampling` has none.
-        sampling: values by field.
-    Raises:
-        InvalidParams: a wrong value.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        params = attrs.evolve(defaults, **sampling)
-    if not caught:
-        return dict(sampling), ()
-    # The changed value is kept, so that the next request does not warn again.
-    return {name: getattr(params, name) for name in sampling}, tuple(str(one.message) for one in caught)
+def _checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters that are valid; warn of values that had to be changed for it."""
+    try:
+        sampling, warned = with_sampling_values(SamplingParams(), sampling)
+    except InvalidParams as error:
+        raise click.UsageError(_naming_flag(error)) from error
+    for sentence in warned:
+        click.echo(f"triolet: warning: {sentence}", err=True)
+    return sampling
 
 
 def _naming_flag(error: InvalidParams) -> str:
@@ -431,7 +401,7 @@ def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
             )
     given = {name: value for name, value in values.items() if value is not None and name != "model"}
     if "sampling" in values:
-        filled["sampling"] = {**preset.sampling, **values["sampling"]}
+        filled["sampling"] = _checked_sampling({**preset.sampling, **values["sampling"]})
         del given["sampling"]
     if "system" in values:
         filled["system"] = preset.system

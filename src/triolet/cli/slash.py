@@ -18,7 +18,8 @@ import attrs
 import click
 
 from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text
-from triolet.cli.options import SAMPLING_OPTIONS, kind_of, text_or_file, with_sampling_values
+from triolet.cli.models.sampling import SAMPLING_OPTIONS, kind_of, with_sampling_values
+from triolet.cli.options import text_or_file
 from triolet.core.request.params import SamplingParams
 from triolet.core.tools.answer import THINKING_SWITCHES
 from triolet.errors import InvalidParams

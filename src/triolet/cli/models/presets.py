@@ -24,16 +24,17 @@ import attrs
 import click
 
 from triolet.cli.failures import CommandFailure
+from triolet.cli.models.sampling import SAMPLING_OPTIONS, with_sampling_values
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import ENVIRONMENT_PREFIX
 from triolet.config.server import GatewayConfig
-from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
+from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
 VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
 SYSTEM_FILE: Final = Path("/etc/triolet/config.toml")
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
-SAMPLING: Final = frozenset(one.name for one in SAMPLING_PARAMETERS if one.spec.no_flag is None)
+SAMPLING: Final = frozenset(one.name for one in SAMPLING_OPTIONS)
 # MODEL is a field of the preset itself, and `seed` is one of its sampling.
 ENGINE: Final = EngineConfig.rules().keys() - {"model", "seed"}
 HIDDEN: Final = "(set)"  # in place of a secret
@@ -125,7 +126,8 @@ def read_preset(path: Path, name: str, table: object) -> Preset:
             texts[key] = _text_of(texts[key], path, f"{where}.{key}")
     sampling = _table_of(fields.get("sampling", {}), f"{where}.sampling", SAMPLING)
     try:
-        SamplingParams(**sampling)
+        # A value that is raised is told of where the preset is used, and not by each command that reads the file.
+        with_sampling_values(SamplingParams(), sampling)
     except InvalidParams as error:
         raise PresetError(f"{where}.sampling: {error}") from None
     values = _table_of(fields.get("engine", {}), f"{where}.engine", ENGINE)
@@ -146,11 +148,12 @@ def show_config(name: str | None, *, as_json: bool) -> None:
         PresetError: the file cannot be read, or there is no preset of that name.
     """
     path = find_file()
-    presets = [] if path is None else read_presets(path)
-    if name is not None:
-        presets = [one for one in presets if one.name == name]
-        if not presets:
-            raise PresetError(f"there is no preset {name!r} in {path or 'any file'}")
+    if name is None:
+        presets = [] if path is None else read_presets(path)
+    elif (preset := find_preset(name)) is not None:
+        presets = [preset]
+    else:
+        raise PresetError(f"there is no preset {name!r} in {path or 'any file'}")
     variables = _variables()
     if as_json:
         found = {"file": None if path is None else str(path), "presets": [one.described() for one in presets]}
