@@ -148,6 +148,24 @@ def test_models_that_cannot_be_served_together_are_refused(
     assert served == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--models", "FILE"], ["-m", "one", "-m", "two"], ["mine=one"], ["-m", "two", "-m", "one"]],
+    ids=str,
+)
+def test_a_preset_names_its_model_only_where_that_is_the_only_one(
+    run: RUN, served: list[SERVED], file: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[presets.one.engine]\nserved_model_name = 'uno'\n[presets.two]\n", encoding="utf-8")
+    monkeypatch.setenv("TRIOLET_CONFIG", str(file))
+    result = run("serve", *(str(file) if one == "FILE" else one for one in arguments))
+    name = "mine" if arguments == ["mine=one"] else "one"
+    assert f"engine.served_model_name of preset {name} must be left out with --models, " in result.stderr
+    assert (result.exit_code, served) == (2, [])
+    assert run("serve", "one").exit_code == 0
+    assert served[0][0].model_name == "uno"
+
+
 def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytest.MonkeyPatch) -> None:
     first = {"id": "a", "state": "loaded", "num_requests": 2, "unloads_in_s": None}
     third = {"id": "kept", "state": "loaded", "num_requests": 0, "unloads_in_s": None}

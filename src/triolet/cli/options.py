@@ -321,6 +321,12 @@ def _models_option(command: Command) -> Command:
             raise click.UsageError(
                 "--served-model-name is for one model; with several, NAME=MODEL names each"
             )
+        for preset in chosen:
+            if (name := preset.engine.get("served_model_name")) is not None:
+                raise click.UsageError(
+                    f"engine.served_model_name of preset {preset.name} must be left out with --models, NAME=MODEL or "
+                    f"several models, where {preset.name} is the name of the model; got {shown(name)}"
+                )
         names = [preset.name for preset in chosen]
         if twice := [name for name in names if names.count(name) > 1]:
             raise click.UsageError(f"the names of models must differ; got {twice[0]!r} twice")
