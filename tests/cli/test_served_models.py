@@ -121,8 +121,9 @@ def test_adapters_of_the_command_line_are_those_of_the_first_model(
 def test_an_adapter_has_the_name_of_no_model_and_of_no_other_adapter(
     first: dict[str, Any], second: dict[str, Any], field: str
 ) -> None:
-    config = EngineConfig(model="a/model", served_model_name="a", **first)
-    models = {"b": FurtherModel(config=EngineConfig(served_model_name="b", **second))}
+    config = EngineConfig(model="a/model", served_model_name="a", enable_lora=True, **first)
+    other = EngineConfig(served_model_name="b", enable_lora=True, **second)
+    models = {"b": FurtherModel(config=other)}
     entry = [*first.get(field, ()), *second.get(field, ())][-1]
     serve = importlib.import_module("triolet.cli.serve")
     with pytest.raises(ConfigError) as caught:  # before a model is loaded
@@ -164,6 +165,19 @@ def test_a_preset_names_its_model_only_where_that_is_the_only_one(
     assert (result.exit_code, served) == (2, [])
     assert run("serve", "one").exit_code == 0
     assert served[0][0].model_name == "uno"
+
+
+def test_a_flag_for_all_models_counts_with_what_a_preset_gives_beside_it(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    file.write_text(
+        "[presets.a]\n[presets.b.engine]\nlora_modules = ['sql=folder']\n[presets.c]\n", encoding="utf-8"
+    )
+    refused = run("serve", "--models", str(file))
+    assert "--lora-modules must be given together with enable_lora; got ('sql=folder',)" in refused.stderr
+    assert (refused.exit_code, served) == (2, [])
+    assert run("serve", "--models", str(file), "--enable-lora").exit_code == 0
+    assert served[0][1]["b"].config.lora_modules == ("sql=folder",)
 
 
 def test_ps_shows_states_and_stop_says_what_happens(run: RUN, monkeypatch: pytest.MonkeyPatch) -> None:

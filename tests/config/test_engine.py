@@ -567,6 +567,21 @@ def test_at_least_the_adapters_of_one_step_are_kept() -> None:
     assert EngineConfig(max_loras=4, max_cpu_loras=4).max_cpu_loras == 4
 
 
+def test_adapters_are_given_where_they_are_enabled() -> None:
+    rule = "lora_modules must be given together with enable_lora; got ('a=/x',)"
+    assert str(refusal(lora_modules=("a=/x",))) == rule
+    with pytest.raises(ConfigError, match="^lora_modules must be given together with enable_lora"):
+        EngineConfig.from_texts({"lora_modules": "a=/x", "enable_lora": "false"})
+    assert EngineConfig(lora_modules=("a=/x",), enable_lora=True).lora_modules == ("a=/x",)
+
+
+def test_texts_of_a_part_of_a_configuration_are_checked_each_by_its_own_rule() -> None:
+    EngineConfig.check_texts({"lora_modules": "a=/x", "max_cpu_loras": "1", "max_loras": "2"})
+    for text, rule in (("0", "a whole number of at least 1"), ("x", "a whole number, or none")):
+        with pytest.raises(ConfigError, match=f"^block_size must be {rule}; got"):
+            EngineConfig.check_texts({"policy": "fcfs", "block_size": text})
+
+
 def test_blocks_are_stored_with_a_folder_or_memory_for_them() -> None:
     assert [
         EngineConfig(**fields).stores_blocks for fields in ({}, {"kv_store": "x"}, {"kv_pool_bytes": 1})
@@ -580,10 +595,12 @@ def test_blocks_are_stored_with_a_folder_or_memory_for_them() -> None:
 def test_as_many_adapters_are_kept_as_are_configured() -> None:
     three = ("a=A", "b=B", "c=C")
     rule = "max_cpu_loras must be at least the number of lora_modules (3); got 2"
-    assert str(refusal(lora_modules=three, max_cpu_loras=2)) == rule
-    assert EngineConfig(lora_modules=three).num_kept_loras == 3
-    assert EngineConfig(lora_modules=three, max_loras=5).num_kept_loras == 5
-    assert EngineConfig(lora_modules=three, max_loras=1, max_cpu_loras=8).num_kept_loras == 8
+    assert str(refusal(enable_lora=True, lora_modules=three, max_cpu_loras=2)) == rule
+    assert EngineConfig(enable_lora=True, lora_modules=three).num_kept_loras == 3
+    assert EngineConfig(enable_lora=True, lora_modules=three, max_loras=5).num_kept_loras == 5
+    assert (
+        EngineConfig(enable_lora=True, lora_modules=three, max_loras=1, max_cpu_loras=8).num_kept_loras == 8
+    )
 
 
 def test_the_name_of_the_built_in_model_is_no_model_of_the_hub() -> None:

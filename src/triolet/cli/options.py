@@ -374,7 +374,7 @@ def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
     fields = {**SERVER_DEFAULTS, **environment, "served_model_name": preset.name, **preset.engine, **flags}
     if preset.model is not None:
         fields["model"] = preset.model
-    config = _blaming(flags, lambda: EngineConfig.from_texts(fields))
+    config = _blaming({**preset.engine, **flags}, lambda: EngineConfig.from_texts(fields))
     if config.record is not None:  # a recording has one writer
         config = attrs.evolve(config, record=f"{config.record}.{config.model_name.replace('/', '_')}")
     from triolet.cli.models.hub_cache import weight_bytes

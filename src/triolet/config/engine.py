@@ -531,6 +531,8 @@ class EngineConfig(Configuration):
     def __attrs_post_init__(self) -> None:
         if self.async_scheduling and self.speculative != "none":
             raise ConfigError("async_scheduling", f"false with speculative {self.speculative!r}", True)
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("lora_modules", "given together with enable_lora", self.lora_modules)
         if self.max_cpu_loras is None:
             return
         if self.max_cpu_loras < self.max_loras:

@@ -126,6 +126,20 @@ class Configuration:
         )
 
     @classmethod
+    def check_texts(cls, texts: Mapping[str, str]) -> None:
+        """Check the texts of some fields, each by its own rule: what goes together is known of the whole configuration.
+
+        Args:
+            texts: by name of a field.
+        Raises:
+            ConfigError: a wrong one.
+        """
+        for field in cls._fields():
+            if field.name in texts:
+                rule = rule_of(field)
+                rule(None, field, rule.read(field.name, texts[field.name]))
+
+    @classmethod
     def environment_fields(cls, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the texts of the `TRIOLET_*` variables that name a field, by field name.
 

@@ -133,7 +133,7 @@ def read_preset(path: Path, name: str, table: object) -> Preset:
     values = _table_of(fields.get("engine", {}), f"{where}.engine", ENGINE)
     engine = {key: _engine_text(value) for key, value in values.items()}
     try:
-        EngineConfig.from_texts(engine)
+        EngineConfig.check_texts(engine)  # a flag may give what goes with them
     except ConfigError as error:
         raise PresetError(
             f"{where}.engine.{error.field} must be {error.rule}; got {shown(error.got)}"
