@@ -60,7 +60,6 @@ TEXTS = (
     "profile_dir",
     "record",
     "served_model_name",
-    "otlp_traces_endpoint",
     "worker_token",
     "worker_certfile",
 )
@@ -230,6 +229,7 @@ def test_the_tables_of_this_file_name_every_field() -> None:
         "gpu_memory_utilization",
         "device",
         "worker_listen",
+        "otlp_traces_endpoint",
         "async_scheduling",
         "autoscale",
     } == set(names)
@@ -417,6 +417,12 @@ def test_anything_else_is_no_address(value: Any) -> None:
     assert str(refusal(worker_listen=value)) == f"worker_listen must be HOST:PORT; got {value!r}"
 
 
+@pytest.mark.parametrize("value", ["abc", "", "host:4318", "grpc://host:4317", "http://", 4318], ids=shown)
+def test_spans_are_sent_to_a_url(value: Any) -> None:
+    rule = f"otlp_traces_endpoint must be an http:// or https:// URL; got {value!r}"
+    assert str(refusal(otlp_traces_endpoint=value)) == rule
+
+
 @pytest.mark.parametrize("field", TEXTS)
 @pytest.mark.parametrize("value", ["", 5, True, b"a", ["a"]], ids=shown)
 def test_a_text_is_not_empty_and_nothing_else(field: str, value: object) -> None:
@@ -570,7 +576,7 @@ def test_at_least_the_adapters_of_one_step_are_kept() -> None:
 def test_adapters_are_given_where_they_are_enabled() -> None:
     rule = "lora_modules must be given together with enable_lora; got ('a=/x',)"
     assert str(refusal(lora_modules=("a=/x",))) == rule
-    with pytest.raises(ConfigError, match="^lora_modules must be given together with enable_lora"):
+    with pytest.raises(ConfigError, match=r"^lora_modules must be given together with enable_lora"):
         EngineConfig.from_texts({"lora_modules": "a=/x", "enable_lora": "false"})
     assert EngineConfig(lora_modules=("a=/x",), enable_lora=True).lora_modules == ("a=/x",)
 

@@ -144,14 +144,28 @@ async def test_a_trace_has_every_step_and_its_phases_add_up(runner: str, tmp_pat
 
 @pytest.mark.slow
 async def test_a_folder_that_cannot_be_written_is_an_error_of_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    async with triolet.open_engine(
-        runner="thread", profile_dir=str(tmp_path / "file"), num_kv_blocks=64
-    ) as engine:
+    folder = tmp_path / "folder"
+    async with triolet.open_engine(runner="thread", profile_dir=str(folder), num_kv_blocks=64) as engine:
+        folder.rmdir()  # it was made at the start
+        folder.touch()
         with pytest.raises(ConfigError, match=r"^profile_dir must be a folder that can be written to"):
             await engine.start_profile()
         with pytest.raises(ProfileConflict):
             await engine.stop_profile()
+
+
+async def test_a_folder_that_cannot_be_made_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    stages: list[str] = []
+    rule = r"^profile_dir must be a folder that can be written to \(.*\); got '.*file'$"
+    with pytest.raises(ConfigError, match=rule):
+        async with triolet.open_engine(
+            runner="inline",
+            profile_dir=str(tmp_path / "file"),
+            on_progress=lambda told: stages.append(told.stage),
+        ):
+            pytest.fail("it is open")
+    assert "weights" not in stages
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS, FP8_ACTIVATION
 ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
 RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
+URL: Final = r"https?://[^\s/]\S*"
 DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.9  # vLLM's
 MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
@@ -515,7 +516,7 @@ class EngineConfig(Configuration):
         "URL to which a span for each request is sent, with OpenTelemetry over HTTP, such as "
         "http://localhost:4318/v1/traces; needs the extra otel.",
         default=None,
-        rule=text(optional=True),
+        rule=matching(URL, "an http:// or https:// URL", optional=True),
     )
     allow_special_tokens: bool = option(
         # true as in vLLM and transformers: programs that write the chat template's tokens themselves need it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -35,7 +36,7 @@ class StepProfile:
             with open(self._temporary("torch"), "wb"):
                 pass
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable(os.path.dirname(path), error) from error
         self.computed_s = 0.0  # when the forward pass of the present step ended
         self._steps: list[WorkerStep] = []
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -73,7 +74,7 @@ class StepProfile:
                 profiler.export_chrome_trace(self._temporary("torch"))
             except (OSError, RuntimeError) as error:
                 self.discard()
-                raise _unwritable(self._path, error) from error
+                raise _unwritable(os.path.dirname(self._path), error) from error
 
     def write(self, engine_spans: Sequence[Any]) -> None:
         """Write the trace: torch's events, and the spans of the steps.
@@ -94,7 +95,7 @@ class StepProfile:
             # a reader never finds half a file under the name
             os.replace(self._temporary("whole"), self._path)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(os.path.dirname(self._path), error) from error
         finally:
             self.discard()
 
@@ -111,5 +112,19 @@ class StepProfile:
         return f"{self._path}.{part}.tmp"
 
 
-def _unwritable(path: str, error: BaseException) -> ConfigError:
-    return ConfigError("profile_dir", f"a folder that can be written to ({error})", os.path.dirname(path))
+def make_folder(path: str) -> None:
+    """Make the folder of the traces if it is missing, so that a wrong one is known before the first profile.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(folder: str, error: BaseException) -> ConfigError:
+    return ConfigError("profile_dir", f"a folder that can be written to ({error})", folder)

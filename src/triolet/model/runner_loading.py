@@ -48,6 +48,9 @@ from triolet.model.worker import worker_class
 if TYPE_CHECKING:
     from triolet.model.parallel.group import Group
 
+ADAPTER_LIMITS = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype")
+"""Fields of LoRA adapters."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -83,6 +86,11 @@ def load_runner(
             "replicas", "1, without devices, where the model is loaded once", config.num_replicas
         )
     kind = worker_class(config.worker_extension)  # first, since the model takes long
+    # A worker on another machine knows the folder from the path of a profile, and not from a relative name.
+    if config.profile_dir is not None and config.runner not in ("remote", "ray"):
+        from triolet.model.profile import make_folder
+
+        make_folder(config.profile_dir)
     with _driver_errors_as_model_errors():
         runner, info = _load(config, on_progress, group)
     if runner.model.spec.is_recurrent:
@@ -102,10 +110,7 @@ def _load(
     place = choose_device(config.device, 1 if group is None else group.part.size)
     if place.index is not None:
         torch.cuda.set_device(place)
-    if place.type == "cpu" and config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
-        _logger.warning(
-            "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
-        )
+    _warn_of_what_has_no_effect(config, place)
     memory = memory_of(place)
     weights = _WeightBytes(on_progress)
     try:
@@ -438,6 +443,20 @@ def _check_recurrent(config: EngineConfig, architecture: str) -> None:
     if config.stores_blocks:
         field = "kv_pool_bytes" if config.kv_store is None else "kv_store"
         raise ConfigError(field, f"left out {reason}", getattr(config, field))
+
+
+def _warn_of_what_has_no_effect(config: EngineConfig, place: torch.device) -> None:
+    """Log the fields that were set and change nothing; refused they would be a stop to programs that vLLM takes."""
+    if place.type == "cpu" and config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
+        _logger.warning(
+            "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
+        )
+    if place.type == "cpu" and config.enforce_eager:
+        _logger.warning("enforce_eager has no effect on a CPU, which has no CUDA graphs")
+    defaults = attrs.fields_dict(EngineConfig)
+    for name in ADAPTER_LIMITS:
+        if not config.enable_lora and getattr(config, name) != defaults[name].default:
+            _logger.warning("%s has no effect without enable_lora", name)
 
 
 def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triolet.actors.executors import replicas
-from triolet.actors.executors.replicas import replica_configs
+from triolet.actors.executors.replicas import open_executors, replica_configs
 from triolet.config.devices import cores_of
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
@@ -146,3 +146,14 @@ def test_more_replicas_than_cores_are_refused() -> None:
 def test_what_replicas_do_not_honour_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         replica_configs(EngineConfig(**fields))
+
+
+@pytest.mark.parametrize("runner", ["thread", "process", "inline"])
+def test_a_token_of_workers_is_warned_of_where_there_are_none(
+    runner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_executors(EngineConfig(runner=runner, worker_token="sesame")):
+        assert caplog.messages == [f"worker_token has no effect with runner {runner!r}"]
+    caplog.clear()
+    with open_executors(EngineConfig(runner=runner)):
+        assert caplog.messages == []

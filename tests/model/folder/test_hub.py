@@ -55,6 +55,15 @@ def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert resolve_folder(str(tmp_path)) == tmp_path
 
 
+def test_a_revision_of_what_is_on_this_machine_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_folder(str(tmp_path), revision="zzz") == tmp_path
+    expected = f"revision has no effect: model {str(tmp_path)!r} is on this machine; got 'zzz'"
+    assert caplog.messages == [expected]
+
+
 def test_a_folder_relative_to_the_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -235,3 +236,20 @@ def test_weights_that_a_card_has_no_memory_for_are_refused_with_their_size(
     rule = r"memory for the weights of 14\.00 GiB; 10\.00 of 80\.00 GiB were free; got 'cuda:0'"
     with pytest.raises(ConfigError, match=rule):
         load_runner(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+def test_fields_that_change_nothing_are_warned_of_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(model=str(make_model("llama", tmp_path)), device="cpu", num_kv_blocks=4)
+    lora: dict[str, Any] = {"max_loras": 4, "max_lora_rank": 8, "max_cpu_loras": 4, "lora_dtype": "float32"}
+    load_runner(attrs.evolve(config, gpu_memory_utilization=0.5, enforce_eager=True, **lora))
+    assert [message.split(";")[0] for message in caplog.messages] == [
+        "gpu_memory_utilization has no effect on a CPU",
+        "enforce_eager has no effect on a CPU, which has no CUDA graphs",
+        *(f"{name} has no effect without enable_lora" for name in lora),
+    ]
+    caplog.clear()
+    load_runner(config)
+    load_runner(attrs.evolve(config, enable_lora=True, **lora))
+    assert caplog.messages == []

@@ -7,6 +7,7 @@ complete snapshot is ever returned.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
+
+_logger = logging.getLogger(__name__)
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
@@ -43,6 +46,8 @@ def resolve_folder(
         HubUnreachable: the hub does not answer, and the model is not completely in the local cache.
     """
     path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
+    if revision is not None and os.path.exists(path):
+        _logger.warning("revision has no effect: model %r is on this machine; got %r", model, revision)
     if model.lower().endswith(".gguf") and not os.path.isdir(path):
         if not os.path.isfile(path):
             raise ModelNotFound(f"model must be a GGUF file that is there; there is no file {model!r}")
