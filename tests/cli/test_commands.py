@@ -145,6 +145,22 @@ def test_timings_of_one_answer_go_to_stderr(run: RUN) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_an_answer_that_is_cut_off_is_told_of_on_stderr_and_is_a_failure_where_a_form_was_asked_for(
+    run: RUN,
+) -> None:
+    asked = ("chat", "-q", "count to 9", "--max-tokens", "3")
+    plain, formed = run(*asked), run(*asked, "--format", "json")
+    assert [one.stdout.strip() for one in (plain, formed)] == ["1, 2, 3,"] * 2
+    sentence = "the reply was cut off after 3 tokens (length)"
+    assert (plain.exit_code, plain.stderr) == (0, f"triolet: warning: {sentence}\n")
+    assert (formed.exit_code, formed.stderr) == (
+        1,
+        f"triolet: error: {sentence}, and its form is not complete\n",
+    )
+    whole = run("chat", "-q", "count to 2", "--max-tokens", "30", "--format", "json")
+    assert (whole.exit_code, whole.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

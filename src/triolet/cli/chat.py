@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import click
 import trio
 
 from triolet.cli import slash
@@ -17,7 +18,7 @@ from triolet.cli.backends.events import RefusedByServer
 from triolet.cli.backends.local import LocalBackend
 from triolet.cli.backends.remote import RemoteBackend
 from triolet.cli.conversation import ChatHistory
-from triolet.cli.failures import INTERRUPTED, one_line
+from triolet.cli.failures import INTERRUPTED, CommandFailure, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.prompt import Key, Prompt, history_in, without_mark
 from triolet.cli.reply import EventLines, Reply, ReplyScreen, Unshown
@@ -96,8 +97,19 @@ def answer(question: str, open_backend: OpenBackend, options: ChatOptions) -> No
                     await backend.reply(request, reply, shown)
             if options.stats:
                 Screen.of(sys.stderr).remark(reply.stats_line())
+            # The events say it themselves.
+            if reply.finish_reason not in (FinishReason.STOP, None) and not options.json_events:
+                _tell_cut_off(reply, options.form)
 
     Interrupts().run(body)
+
+
+def _tell_cut_off(reply: Reply, form: StructuredOutputsParams | None) -> None:
+    """Tell the reader of stderr that an answer is not whole; with a form it is of no use to a program."""
+    sentence = f"the reply was cut off after {reply.num_output_tokens} tokens ({reply.finish_reason})"
+    if form is not None:
+        raise CommandFailure(f"{sentence}, and its form is not complete")
+    click.echo(f"triolet: warning: {sentence}", err=True)
 
 
 def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
