@@ -30,9 +30,11 @@ from tests.documentation import (
 from tests.source_tree import ROOT, package_modules
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
+from triolet.core.request.param_validation import ApiFamily
 from triolet.kernels.cpu.gemm.blocks import GGUF_FORMATS
 from triolet.model.architectures.families import _FAMILIES
 from triolet.model.gguf.ggml_types import TYPES
+from triolet.protocol.sampling import WIRE_NAMES
 
 PYTHON = list(blocks("python"))
 TESTS = [block for block in PYTHON if "async def test_" in block.text]
@@ -198,6 +200,24 @@ def test_every_package_is_in_the_table_of_the_architecture() -> None:
     }
     rows = re.findall(r"^\| `([a-z_/]+)` \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(rows) == parts - {"triolet"} | {"errors"}
+
+
+def test_every_code_of_an_error_is_on_the_page_of_its_protocol() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("http.md", "protocol.md"))
+    sources = [
+        path for module, path in package_modules() if re.match(r"triolet\.(server|protocol|router)\b", module)
+    ]
+    codes = {
+        code for path in sources for code in re.findall(r'\bcode="(\w+)"', path.read_text(encoding="utf-8"))
+    }
+    assert len(codes) > 30
+    assert {code for code in codes if f"`{code}`" not in pages} == set()
+
+
+def test_every_sampling_parameter_of_a_response_is_on_the_page_of_the_protocol() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    names = WIRE_NAMES[ApiFamily.RESPONSES].values()
+    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_the_glossary_is_short() -> None:

@@ -137,6 +137,26 @@ def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, co
 
 
 @pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options must be left out where stream is false; got {'include_usage': True}",
+        ),
+        ({"stream_options": {}}, "stream_options must be left out where stream is false; got {}"),
+        (
+            {"logprob_token_ids": [5]},
+            "logprob_token_ids must be left out where logprobs are not asked for; got (5,)",
+        ),
+    ],
+)
+def test_a_field_that_does_not_go_with_another_is_refused_with_its_own_value(
+    fields: dict[str, Any], sentence: str
+) -> None:
+    assert str(refused(**fields)) == sentence
+
+
+@pytest.mark.parametrize(
     "fields", [{"modalities": ["text"]}, {"best_of": 1}, {"functions": []}, {"length_penalty": 1.0}]
 )
 def test_what_asks_for_nothing_is_not_refused(fields: dict[str, Any]) -> None:

@@ -119,10 +119,11 @@ class GenerationRequest:
         check_labels(self)
         if self.timeout is not None and self.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", self.timeout)
-        if self.sampling.get("logprob_token_ids") and self.num_logprobs() is None:
-            raise wrong("logprob_token_ids", "left out where logprobs are not asked for", "both")
+        if (token_ids := self.sampling.get("logprob_token_ids")) and self.num_logprobs() is None:
+            raise wrong("logprob_token_ids", "left out where logprobs are not asked for", token_ids)
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options", "left out where stream is false", "both")
+            asked = attrs.asdict(self.stream_options, filter=lambda field, value: value is True)
+            raise wrong("stream_options", "left out where stream is false", asked)
         if self.triolet_events and not self.stream:
             raise wrong("triolet_events", "left out where stream is false", True)
 

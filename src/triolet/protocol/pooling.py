@@ -121,12 +121,10 @@ class InputRequest(PooledRequest):
     dimensions: int | None = None
 
     def check(self) -> None:
-        if (self.input is None) == (self.messages is None):
-            raise (
-                missing("input or messages")
-                if self.input is None
-                else wrong("messages", "left out beside input", "both")
-            )
+        if self.input is None and self.messages is None:
+            raise missing("input or messages")
+        if self.input is not None and self.messages is not None:
+            raise wrong("messages", "left out beside input", self.messages.messages)
         if self.encoding_format not in ENCODINGS:
             raise wrong("encoding_format", " or ".join(ENCODINGS), self.encoding_format)
         if self.dimensions is not None and self.dimensions < 1:

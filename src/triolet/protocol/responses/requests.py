@@ -226,7 +226,7 @@ class CreateResponse(OffersTools):
             return form
         if form is not None:
             rule = "left out beside text.format, which asks for a form of its own"
-            raise wrong("structured_outputs", rule, "both")
+            raise wrong("structured_outputs", rule, asked)
         return StructuredOutputsParams(
             **check_object_fields("structured_outputs", asked, StructuredOutputsParams)
         )
