@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from triolet.cli import slash
-from triolet.cli.conversation import ChatHistory
+from triolet.cli.conversation import ChatHistory, SavedChat
 from triolet.cli.models.sampling import SAMPLING_OPTIONS
 from triolet.cli.slash import ChatState, Next, ThinkMode
 from triolet.core.request.params import SamplingParams
@@ -155,12 +155,27 @@ def test_none_lifts_a_limit_that_the_model_has(state: ChatState) -> None:
     assert state.params().max_tokens is None
 
 
+def test_a_filter_is_shown_as_it_was_set_with_the_remark_that_greedy_sampling_ignores_it(
+    state: ChatState, tmp_path: Path
+) -> None:
+    no_effect = "no effect at temperature 0"
+    slash.run("/set temperature 0", state)
+    assert slash.run("/set top_k 5", state).say == (f"  top_k               5  ({no_effect})",)
+    assert slash.run("/set top_p", state).say == (f"  top_p               0.9  (default; {no_effect})",)
+    slash.run(f"/save {tmp_path}/chat.json", state)
+    assert SavedChat.read(tmp_path / "chat.json").sampling == {"temperature": 0.0, "top_k": 5}
+    slash.run("/set temperature default", state)
+    assert slash.run("/set top_k", state).say == ("  top_k               5",)
+    assert slash.run("/set top_k default", state).say == ("  top_k               0  (default)",)
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
         ("/set temperature 3", "temperature must be in [0, 2], got 3.0."),
-        ("/set temperature warm", "temperature must be a number; got 'warm'"),
-        ("/set max_tokens 1.5", "max_tokens must be a whole number; got '1.5'"),
+        ("/set temperature warm", "temperature must be a number or default; got 'warm'"),
+        ("/set max_tokens 1.5", "max_tokens must be a whole number, none or default; got '1.5'"),
+        ("/set top_k none", "top_k must be a whole number or default; got 'none'"),
         ("/set temprature 1", "/set does not know temprature; did you mean temperature?"),
         (
             '/set stop "a',
@@ -248,6 +263,18 @@ def test_a_chat_that_is_no_unicode_is_not_saved_and_leaves_no_file(state: ChatSt
     state.conversation.system = "\udcff"  # from a byte on the command line that is no UTF-8
     assert "a message must be UTF-8" in (slash.run(f"/save {tmp_path}/chat.json", state).complaint or "")
     assert not (tmp_path / "chat.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [("alpha\n", "6 characters"), ("é", "1 character"), ("x" * 1234, "1,234 characters")],
+)
+def test_read_tells_how_many_characters_the_file_itself_has(
+    state: ChatState, tmp_path: Path, content: str, count: str
+) -> None:
+    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+    said = slash.run(f"/read {tmp_path}/a.txt", state).say
+    assert said == (f"{tmp_path}/a.txt, {count}, goes with the next message.",)
 
 
 def test_files_that_were_read_go_with_the_next_message_only(state: ChatState, tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ class SavedChat:
             raise ChatFileError(f"{path} must be a chat that /save wrote; it is something else") from error
 
 
-def attached_text(path: Path) -> str:
-    """Return the content of a file as a part of a message, under its name.
+def file_text(path: Path) -> str:
+    """Return the content of a file that goes with a message.
 
     Raises:
         ChatFileError: it cannot be read, is no text, or is too long.
@@ -146,6 +146,11 @@ def attached_text(path: Path) -> str:
         raise ChatFileError(
             f"{path} must have at most {MAX_ATTACHED_CHARS:,} characters; it has {len(text):,}"
         )
+    return text
+
+
+def attached_text(path: Path, text: str) -> str:
+    """Return the content of a file as a part of a message, under its name."""
     return f"{path.name}:\n```\n{text.rstrip()}\n```"
 
 

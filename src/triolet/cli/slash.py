@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import click
 
-from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text
+from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text, file_text
 from triolet.cli.models.sampling import SAMPLING_OPTIONS, kind_of, with_sampling_values
 from triolet.cli.options import text_or_file
 from triolet.core.request.params import SamplingParams
@@ -25,6 +25,7 @@ from triolet.core.tools.answer import THINKING_SWITCHES
 from triolet.errors import InvalidParams
 
 MAY_BE_NONE: Final = frozenset(option.name for option in SAMPLING_OPTIONS if option.may_be_none)
+FILTERS: Final = ("top_p", "top_k", "min_p")  # of what is drawn from; greedy sampling ignores them
 _COMMAND: Final = re.compile(r"/[a-z?]*(\s|$)", re.IGNORECASE)  # "/usr/bin/env is what?" is a question
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -196,7 +197,8 @@ def _set(state: ChatState, argument: str) -> Effect:
             return Effect(complaint=str(error))
         except ValueError:
             kind = "a whole number" if kinds[name] is int else "a number"
-            return Effect(complaint=f"{name} must be {kind}; got {text!r}")
+            or_word = ", none or default" if name in MAY_BE_NONE else " or default"
+            return Effect(complaint=f"{name} must be {kind}{or_word}; got {text!r}")
     return Effect(say=(*(f"  {sentence}" for sentence in warned), _setting(state, name)))
 
 
@@ -250,11 +252,12 @@ def _read(state: ChatState, argument: str) -> Effect:
     if not argument:
         return Effect(complaint="/read takes the name of a text file")
     try:
-        text = attached_text(Path(os.path.expanduser(argument)))
+        text = file_text(path := Path(os.path.expanduser(argument)))
     except ChatFileError as error:
         return Effect(complaint=str(error))
-    state.conversation.attached.append(text)
-    return Effect(say=(f"{argument}, {len(text):,} characters, goes with the next message.",))
+    state.conversation.attached.append(attached_text(path, text))
+    characters = "1 character" if len(text) == 1 else f"{len(text):,} characters"
+    return Effect(say=(f"{argument}, {characters}, goes with the next message.",))
 
 
 def _edit(state: ChatState, argument: str) -> Effect:
@@ -351,7 +354,12 @@ def _texts(name: str, text: str) -> tuple[str, ...]:
 def _setting(state: ChatState, name: str) -> str:
     if name not in state.sampling and not state.knows_defaults:
         return f"  {name:<18}  (the server's default)"
-    value = getattr(state.params(), name)
+    params = state.params()
+    value, remarks = getattr(params, name), [] if name in state.sampling else ["default"]
+    if params.is_greedy and name in FILTERS:
+        # It is kept, and counts again with another temperature.
+        value = state.sampling.get(name, getattr(state.defaults, name))
+        remarks.append("no effect at temperature 0")
     shown = (
         "none"
         if value in (None, ())
@@ -359,8 +367,8 @@ def _setting(state: ChatState, name: str) -> str:
         if isinstance(value, tuple)
         else value
     )
-    origin = "" if name in state.sampling else "  (default)"
-    return f"  {name:<18}  {shown}{origin}"
+    remark = f"  ({'; '.join(remarks)})" if remarks else ""
+    return f"  {name:<18}  {shown}{remark}"
 
 
 def _quoted(value: object) -> str:
@@ -387,7 +395,7 @@ COMMANDS: Final = {
     "/regen": Command("/regen", "makes the last reply again", _regen),
     "/undo": Command("/undo", "takes back the last message and its reply", _undo),
     "/system": Command("/system [TEXT|@FILE]", "shows or sets the system prompt; none removes it", _system),
-    "/set": Command("/set [NAME [VALUE]]", "shows or sets temperature, max_tokens, ...", _set),
+    "/set": Command("/set [NAME [VALUE]]", "shows or sets temperature, ...; default undoes it", _set),
     "/fork": Command("/fork [N]", "answers the last message N times at once, side by side", _fork),
     "/pick": Command("/pick N", "goes on with one of these replies", _pick),
     "/edit": Command("/edit", "opens the last message in an editor, to ask it again", _edit),
