@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -514,7 +515,8 @@ async def test_each_cancel_is_answered_by_the_end_of_its_response_or_by_an_error
     ending = {"id": "resp_1", "status": "cancelled", "finish_reason": "abort"}
     cancelled = json.dumps({"type": "response.incomplete", "sequence_number": 2, "response": ending})
     too_late = refusing(404, "response_not_found", param="response_id")
-    answers = iter([[*whole[2:], too_late] if is_over else [cancelled], [too_late]])
+    first: list[Piece] = [*whole[2:], too_late] if is_over else [cancelled]
+    answers = iter([first, [too_late]])
 
     def events(message: dict[str, Any]) -> list[Piece]:
         if message["type"] == "response.cancel":
@@ -630,7 +632,6 @@ class LocalEngine:
     """Engine that continues a response on its own WebSocket alone, as one with `store: false`."""
 
     held: dict[str, trio.Event] = attrs.field(factory=dict)  # by input
-    closing: Piece = 1000  # how it ends a WebSocket whose input is "close"
     num_responses: int = 0
 
     def session(self) -> Callable[[dict[str, Any]], list[Piece]]:
@@ -638,8 +639,10 @@ class LocalEngine:
         mine: set[str] = set()
 
         def events(message: dict[str, Any]) -> list[Piece]:
+            if message["type"] == "response.resume":
+                return [refusing(400, "missing_required_parameter", param="response_id")]
             if message["input"] == "close":
-                return [self.closing]
+                return [1000]
             previous = message.get("previous_response_id")
             if previous is not None and previous not in mine:
                 return [refusing(400, "previous_response_not_found")]
@@ -648,7 +651,7 @@ class LocalEngine:
             mine.add(response_id)
             first, *others = dumped(response_id, "a")
             waits = [self.held[message["input"]]] if message["input"] in self.held else []
-            return [first, *waits, *others]
+            return [first, *waits, *others, *([1001] if message["input"] == "last" else [])]
 
         return events
 
@@ -680,6 +683,8 @@ async def test_a_response_that_is_not_stored_is_continued_on_its_connection_and_
         await trio.sleep(100)
         for previous in (first, second):
             await response_id_of(socket, previous_response_id=previous, stream_id="b")
+        await socket.send(json.dumps({"type": "response.resume", "previous_response_id": []}))
+        assert (await next_event(socket))["error"]["param"] == "response_id"
         await create(other, previous_response_id=first)
         assert (await next_event(other))["error"]["code"] == "previous_response_not_found"
 
@@ -722,6 +727,11 @@ async def test_a_response_that_is_not_stored_is_gone_when_its_engine_has_closed_
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_fleet(monkeypatch, local_engine()) as fleet, fleet.websocket() as socket:
+        idle = await response_id_of(socket, input="last")
+        await trio.testing.wait_all_tasks_blocked()
+        await create(socket, previous_response_id=idle)
+        assert (await terminal_event(socket))["error"]["code"] == "previous_response_not_found"
+        assert fleet.states() == ["up"]
         first = await response_id_of(socket)
         await create(socket, input="close", store=False, previous_response_id=first)
         assert (await terminal_event(socket))["error"]["code"] == "service_unavailable"
@@ -742,3 +752,14 @@ async def test_a_response_whose_websocket_an_engine_closes_for_its_age_goes_on_a
         seen = [await next_event(socket) for _ in range(4)]
         assert [event.get("delta") for event in seen] == [None, "a", "b", None]
         assert seen[-1]["type"] == "response.completed"
+
+
+async def test_two_tasks_may_send_on_one_websocket_of_the_client_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, local_engine()) as fleet, fleet.websocket() as socket:
+        async with trio.open_nursery() as nursery:
+            for lane in ("a", "b"):
+                nursery.start_soon(partial(create, socket, stream_id=lane))
+        ends = [await terminal_event(socket) for _ in range(2)]
+    assert [end["type"] for end in ends] == ["response.completed"] * 2

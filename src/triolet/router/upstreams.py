@@ -70,7 +70,7 @@ class Upstreams:
 
     @asynccontextmanager
     async def use(
-        self, engine: RoutedEngine, lane: str | None, previous_id: object, *, is_stored: bool
+        self, engine: RoutedEngine, lane: str | None, previous_id: str | None, *, is_stored: bool
     ) -> AsyncIterator[Upstream]:
         """Enclose a turn on a WebSocket; it is closed behind it unless `keep_for` was called.
 
@@ -100,13 +100,13 @@ class Upstreams:
                 await self._put_back(upstream)
 
     def _fitting(
-        self, engine: RoutedEngine, lane: str | None, previous_id: object, *, is_stored: bool
+        self, engine: RoutedEngine, lane: str | None, previous_id: str | None, *, is_stored: bool
     ) -> Upstream | None:
         mine = [one for one in self._kept if one.engine is engine]
-        if previous_id is not None:
-            return next((one for one in mine if previous_id in one.response_ids), None)
-        idle = (one for one in mine if one.lane == lane and not one.num_users)
-        return None if is_stored else next(idle, None)
+        found = [one for one in mine if previous_id in one.response_ids]
+        if not found and not is_stored:
+            found = [one for one in mine if one.lane == lane and not one.num_users]
+        return next(iter(found), None)
 
     async def _opened(self, engine: RoutedEngine, lane: str | None) -> Upstream:
         async with AsyncExitStack() as exits:

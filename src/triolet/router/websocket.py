@@ -119,6 +119,14 @@ class RoutedTurn:
         self.continuation = Continuation(self.sent) if self.sent.num_events else None
 
     @property
+    def previous_id(self) -> str | None:
+        """Id of the response that it continues; None if it continues none."""
+        given = self.payload.get("previous_response_id")
+        # The answer to the end mark of a resume may come behind its turn: its WebSocket has no other one.
+        is_resume = self.payload.get("type") == "response.resume"
+        return given if isinstance(given, str) and not is_resume else None
+
+    @property
     def is_stored(self) -> bool:
         """False if its response can be continued on the engine's WebSocket alone."""
         return self.payload.get("type") != "response.create" or self.payload.get("store") is not False
@@ -348,8 +356,7 @@ class RoutedConnection:
         turn.begin_again()
         scope = trio.CancelScope()
         with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
-            previous_id = turn.payload.get("previous_response_id") if home is not None else None
-            use = self._upstreams.use(engine, turn.stream_id, previous_id, is_stored=turn.is_stored)
+            use = self._upstreams.use(engine, turn.stream_id, turn.previous_id, is_stored=turn.is_stored)
             async with use as upstream:
                 await upstream.socket.send(_message(turn, home))
                 if (mark := turn.owed.end_mark) is not None:
@@ -453,7 +460,9 @@ async def _send_controls(turn: RoutedTurn) -> None:
 
 def _is_expired(event: Event) -> bool:
     """Return True for an error of an engine that closes its WebSocket for its age."""
-    return event["type"] == "error" and event["error"].get("code") == "websocket_connection_limit_reached"
+    return event["type"] == "error" and bool(
+        event["error"].get("code") == "websocket_connection_limit_reached"
+    )
 
 
 def _is_shutting_down(event: Event) -> bool:
