@@ -272,11 +272,17 @@ def test_the_class_score_of_a_pair_is_its_score() -> None:
     ]
 
 
-def test_the_score_of_two_embeddings_is_their_product() -> None:
+@pytest.mark.parametrize("length", [1.0, 0.25])  # shorter than 1 where `truncate_dim` has cut them
+def test_the_score_of_two_embeddings_is_their_cosine_whatever_their_lengths(length: float) -> None:
     found = plan(["a", "b", "b"], ["c", "c", "b"], EMBEDDER)
-    vectors = {"a": [1.0, 0.0], "b": [0.6, 0.8], "c": [-0.8, 0.6]}
+    vectors = {"a": [1.0, 0.0], "b": [0.6 * length, 0.8 * length], "c": [-0.8, 0.6]}
     scores = found.scores([output(vectors[str(text)]) for text in found.prompts])
     assert [one.outputs.score for one in scores] == [pytest.approx(score) for score in (-0.8, 0.0, 1.0)]
+
+
+def test_an_embedding_of_zeros_scores_zero() -> None:
+    (score,) = plan("a", "b", EMBEDDER).scores([output([0.0, 0.0]), output([0.6, 0.8])])
+    assert score.outputs.score == 0.0
 
 
 def test_the_score_of_two_embeddings_counts_the_tokens_of_both() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from math import hypot
 from operator import mul
 from typing import Any, Final
 
@@ -97,7 +98,6 @@ def plan_scoring(
         }
         return Scoring(
             prompts=tuple(texts),
-            # the product of vectors of length 1 is the cosine
             params=attrs.evolve(params, task=EMBED, use_activation=True),
             places=tuple((texts[first], texts[second]) for first, second in pairs),
         )
@@ -151,10 +151,13 @@ def _chat(query: str, document: str, instruction: str | None, *, names_roles: bo
 def _cosine(
     first: PoolingRequestOutput[PoolingOutput], second: PoolingRequestOutput[PoolingOutput]
 ) -> PoolingRequestOutput[PoolingOutput]:
-    product = sum(map(mul, first.outputs.data.tolist(), second.outputs.data.tolist()))
+    one, other = first.outputs.data.tolist(), second.outputs.data.tolist()
+    # Not all embeddings have length 1: `truncate_dim` of a folder cuts them after the normalisation.
+    lengths = hypot(*one) * hypot(*other)
+    cosine = sum(map(mul, one, other)) / lengths if lengths else 0.0
     return attrs.evolve(
         second,
-        outputs=PoolingOutput(memoryview(array("f", [product]))),
+        outputs=PoolingOutput(memoryview(array("f", [cosine]))),
         prompt_token_ids=(*first.prompt_token_ids, *second.prompt_token_ids),
         num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
         task="score",
