@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,9 +17,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.e2e.test_embeddings import LONG, hidden_states, open_tiny
-from tests.model.tiny import change_json, make_model
+from tests.model.quantized import writers
+from tests.model.tiny import VOCAB_SIZE, change_json, make_model, randomise, write_tokenizer
 from triolet import ClassificationRequestOutput, PoolingParams
-from triolet.errors import ConfigError, InvalidParams, ModelFileError, UnsupportedFeature, UnsupportedModel
+from triolet.errors import (
+    ConfigError,
+    InvalidParams,
+    ModelFileError,
+    UnsupportedFeature,
+    UnsupportedModel,
+    WeightsMismatch,
+)
 
 TYPES = ("sentence_transformers.models.", "sentence_transformers.base.modules.any_module.")
 
@@ -300,20 +309,91 @@ async def test_a_reward_model_scores_each_token_by_its_head_of_two_layers(
     assert difference(steps.outputs.data.tolist(), expected[places]) <= 1e-5
 
 
-async def test_a_reranker_scores_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
+def yes_probabilities(folder: Path) -> Tensor:
+    """Probability of `y` against `n` after each token, by transformers."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    no, yes = (tokenizer["model"]["vocab"][letter] for letter in "ny")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = reference(torch.tensor([LONG])).logits[0]
+    return (logits[:, yes] - logits[:, no]).sigmoid()
+
+
+async def check_reranker(folder: Path, expected: Tensor) -> None:
+    async with open_tiny(folder, convert="auto", classifier_from_token=("n", "y")) as engine:
+        assert engine.model_info.tasks == ("classify", "token_classify")
+        [output] = await engine.encode_all([LONG])
+        assert difference(output.outputs.data.tolist(), expected[-1]) <= 1e-5
+        [tokens] = await engine.encode_all([LONG], PoolingParams(task="token_classify"))
+        assert difference(tokens.outputs.data.tolist(), expected[:, None]) <= 1e-5
+
+
+# Granite and Cohere 2 scale their logits, and Gemma 2 caps them.
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "granite", "gemma2", pytest.param("cohere2", marks=pytest.mark.slow)],
+)
+async def test_a_reranker_scores_by_the_logits_of_two_tokens(family: str, tmp_path: Path) -> None:
+    folder = make_model(family, tmp_path / "tiny", with_tokenizer=True)
+    await check_reranker(folder, yes_probabilities(folder))
+
+
+async def test_a_reranker_of_the_transformers_backend_scores_by_the_logits_of_its_last_token(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "tiny"
+    config = transformers.PhiConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+    )
+    model = transformers.PhiForCausalLM(config)
+    randomise(model, seed=0)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    await check_reranker(folder, yes_probabilities(folder))
+
+
+async def test_a_reranker_reads_a_quantised_head(tmp_path: Path) -> None:
+    plain, quantized = (
+        make_model("llama-plain", tmp_path / name, with_tokenizer=True) for name in ("plain", "quantized")
+    )
+    tensors = load_file(plain / "model.safetensors")
+    head = tensors.pop("lm_head.weight")
+    parts, weight = writers.gptq(4, 32)(np.random.default_rng(0), *head.shape)
+    stored = {f"lm_head.{part}": each.contiguous() for part, each in parts.items()}
+    save_file(tensors | stored, quantized / "model.safetensors", metadata={"format": "pt"})
+    tensors["lm_head.weight"] = torch.from_numpy(np.ascontiguousarray(weight))
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    change_json(quantized / "config.json", quantization_config=section)
+    await check_reranker(quantized, yes_probabilities(plain))
+    async with open_tiny(quantized) as engine:
+        assert engine.model_info.tasks == ("generate", "embed", "token_embed")
+
+
+async def test_a_reranker_without_a_head_is_refused_unless_its_embedding_is_tied(tmp_path: Path) -> None:
+    folder = make_model("llama-plain", tmp_path / "tiny", with_tokenizer=True)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsMismatch, match=r"lm_head\.weight"):
+        async with open_tiny(folder, convert="auto", classifier_from_token=("n", "y")):
+            pytest.fail("it has started")
+
+
+async def test_the_tokens_of_a_reranker_may_stand_in_its_configuration(tmp_path: Path) -> None:
     folder = make_model("qwen3", tmp_path / "tiny", with_tokenizer=True)
     with pytest.raises(ConfigError, match="classifier_from_token"):
         async with open_tiny(folder, convert="classify"):
             pytest.fail("it has started")
     change_json(folder / "config.json", classifier_from_token=["n", "y"])
-    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    no, yes = (tokenizer["model"]["vocab"][letter] for letter in "ny")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = reference(torch.tensor([LONG])).logits[0, -1]
     async with open_tiny(folder, convert="classify") as engine:
         [output] = await engine.encode_all([LONG])
-    assert difference(output.outputs.data.tolist(), (logits[yes] - logits[no]).sigmoid()) <= 1e-5
+    assert difference(output.outputs.data.tolist(), yes_probabilities(folder)[-1]) <= 1e-5
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,15 @@ from triolet.model.gguf.config import (
 )
 from triolet.model.gguf.file import GgufFile
 from triolet.model.interface import CausalModel
-from triolet.model.pooling import DEEP_HEAD, Pooler, load_pooler
+from triolet.model.pooling import (
+    DEEP_HEAD,
+    Pooler,
+    Scores,
+    classifier_token_ids,
+    load_pooler,
+    read_token_scores,
+    token_scores_of,
+)
 from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
 from triolet.model.quantized.stacked_experts import StackedExperts, open_stacked_experts
 
@@ -186,6 +194,9 @@ def load_model(
     loaded: CausalModel
     adapters: AdapterBank[Any] | None = None
     encoder: EncoderModel | None = None
+    asked_tokens = None if pooling is None else pooling.classifier_tokens
+    token_ids = classifier_token_ids(folder, asked_tokens) if asked_tokens else None
+    token_scores: Scores | None = None
     family = None if is_bidirectional(config) else native_family(architecture)
     if family is not None:
         parsed = parse_decoder_config(
@@ -214,7 +225,9 @@ def load_model(
             checkpoint = quantized = open_stacked_experts(stored, config, folder)
         elif config.get("quantization_config"):
             checkpoint = quantized = open_quantized(stored, config, folder)
-        if family != architecture or (pooling is not None and _has_no_head(parsed, stored)):
+        if token_ids is not None:
+            token_scores = read_token_scores(parsed, checkpoint, token_ids, torch.device(device))
+        if family != architecture or (pooling is not None and _has_no_head(parsed, checkpoint)):
             parsed, generates = _without_head(parsed), False
         loaded, adapters = _build(
             parsed,
@@ -262,6 +275,8 @@ def load_model(
             loaded = load_transformers_model(
                 folder, config, torch_dtype, device, trust_remote_code, max_model_len
             )
+            if token_ids is not None:
+                token_scores = token_scores_of(loaded, token_ids)
     _check_length(max_model_len, loaded.spec.max_position)
     _logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
@@ -274,7 +289,9 @@ def load_model(
         adapters=adapters,
         pooler=None
         if pooling is None
-        else load_pooler(pooling, folder, torch.device(device), loaded.spec.hidden_size, encoder),
+        else load_pooler(
+            pooling, folder, torch.device(device), loaded.spec.hidden_size, encoder, token_scores
+        ),
     )
 
 
@@ -286,7 +303,7 @@ def _check_classifier_tokens(tokens: tuple[str, ...], convert: str, folder: Path
         raise ConfigError("classifier_from_token", f"left out {where}", tokens)
 
 
-def _has_no_head(parsed: DecoderConfig, checkpoint: Checkpoint) -> bool:
+def _has_no_head(parsed: DecoderConfig, checkpoint: WeightSource) -> bool:
     return not parsed.tied_head and f"{parsed.names.head}.weight" not in checkpoint.tensors
 
 

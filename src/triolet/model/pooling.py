@@ -7,6 +7,7 @@ tasks with a vector per token give the vectors of each step's share at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,12 @@ from triolet.core.request.pooling_params import (
 )
 from triolet.core.step_plan import PooledVectors, RowFailure
 from triolet.errors import ModelFileError, WeightsMismatch
+from triolet.model.architectures.decoder_config import DecoderConfig
+from triolet.model.architectures.weight_map import WeightSource, plan_tensors
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.pooling_config import DenseConfig, PoolingConfig
 from triolet.model.input_batch import PoolShare, Row
+from triolet.model.interface import CausalModel
 
 if TYPE_CHECKING:
     from triolet.model.backends.encoder import EncoderModel
@@ -37,6 +41,11 @@ if TYPE_CHECKING:
 
 # Tensors of a reward model's head.
 DEEP_HEAD = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
+_LOGIT_ROWS = 64
+"""Tokens whose logits of the whole vocabulary are in memory together."""
+
+Scores = Callable[[Tensor], Tensor]
+"""Head of a classification: from float32 [n, hidden_size] to float32 [n, num_labels]."""
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +74,7 @@ class Pooler:
     dimensions: int | None = (
         None  # to which an embedding is cut where a request does not say; None for no cut
     )
-    head: Tensor | None = None  # [num_labels, hidden], of a classification
+    head: Scores | None = None  # of a classification
     # Head of an encoder, from the hidden states of a whole prompt, [num_tokens, hidden], to scores, [n, num_labels];
     # or of a reward model, from those of any tokens to a row of scores for each.
     classifier: Callable[[Tensor], Tensor] | None = None
@@ -127,7 +136,7 @@ class Pooler:
             has_default = params.dimensions is None and params.task == EMBED
             return vectors[:, : self.dimensions] if has_default else vectors
         assert self.head is not None
-        return self._probabilities(functional.linear(vectors, self.head), params)
+        return self._probabilities(self.head(vectors), params)
 
     def _classified(self, share: PoolShare, hidden: Tensor) -> Tensor:
         assert self.classifier is not None
@@ -158,6 +167,7 @@ def load_pooler(
     device: torch.device,
     hidden_size: int,
     encoder: EncoderModel | None = None,
+    token_scores: Scores | None = None,
 ) -> Pooler:
     """Read the layers of a pooler.
 
@@ -167,6 +177,7 @@ def load_pooler(
         device: of the model.
         hidden_size: of the model.
         encoder: the model, if it is one: its own head classifies.
+        token_scores: head of a folder with `classifier_tokens`.
     Raises:
         ModelFileError: a file is missing or wrong.
         WeightsMismatch: a tensor is missing or of another shape.
@@ -178,17 +189,17 @@ def load_pooler(
             raise ModelFileError(
                 layer.folder / "config.json", f"in_features must be {size}; got {layer.in_features}"
             )
-    head = None
+    head: Scores | None = None
     classifier: Callable[[Tensor], Tensor] | None = (
         encoder.classify if encoder is not None and config.labels else None
     )
     if config.has_deep_head:
         classifier = _deep_head(folder, hidden_size, len(config.labels), device)
     elif config.labels and encoder is None:
-        if config.classifier_tokens:
-            head = _token_head(folder, config.classifier_tokens, device)
-        else:
-            head = _tensor(folder, "score.weight", (len(config.labels), hidden_size), device)
+        head = token_scores
+        if head is None:
+            weight = _tensor(folder, "score.weight", (len(config.labels), hidden_size), device)
+            head = functools.partial(functional.linear, weight=weight)
     allowed = tuple(size for size in config.matryoshka_dimensions if size <= sizes[-1])
     info = PoolingInfo(
         tasks=config.tasks,
@@ -234,8 +245,12 @@ def _deep_head(
     return scores
 
 
-def _token_head(folder: Path, texts: tuple[str, ...], device: torch.device) -> Tensor:
-    """Return the head whose score is the logit of the second token less that of the first; [1, hidden_size]."""
+def classifier_token_ids(folder: Path, texts: tuple[str, ...]) -> tuple[int, int]:
+    """Return the ids of the two tokens of `classifier_from_token`: no, yes.
+
+    Raises:
+        ModelFileError: the tokenizer cannot be read, or does not have them.
+    """
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -244,14 +259,53 @@ def _token_head(folder: Path, texts: tuple[str, ...], device: torch.device) -> T
     no, yes = (tokenizer.token_to_id(text) for text in texts)
     if no is None or yes is None:
         raise ModelFileError(path, f"must have the tokens of classifier_from_token, {', '.join(texts)}")
-    checkpoint = Checkpoint.open(folder)
+    return no, yes
+
+
+def read_token_scores(
+    config: DecoderConfig, checkpoint: WeightSource, token_ids: tuple[int, int], device: torch.device
+) -> Scores:
+    """Read the head whose score is the logit of the second token less that of the first.
+
+    The logits are those of the model, but in float32: rounded to the model's dtype, scores of similar texts were equal.
+
+    Args:
+        config: of the model.
+        checkpoint: its tensors, without quantisation.
+        token_ids: of both tokens.
+        device: of the model.
+    Raises:
+        WeightsMismatch: the model's head is not there.
+    """
+    plans = plan_tensors(config, checkpoint.tensors)
     # a tied head is the embedding
-    names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
-    name = next((name for name in names if name in checkpoint.tensors), None)
-    if name is None:
-        raise WeightsMismatch(missing=[names[0]], unused=[], misshapen=[])
-    weight = checkpoint.read(name)
-    return (weight[yes].float() - weight[no].float())[None].to(device)
+    [(name, _)] = (plans.get("head.weight") or plans["embedding.weight"]).sources
+    if name not in checkpoint.tensors:
+        raise WeightsMismatch(missing=[name], unused=[], misshapen=[])
+    weight = checkpoint.read(name)[list(token_ids)].to(device, torch.float32)
+
+    def scores(hidden: Tensor) -> Tensor:
+        logits = functional.linear(hidden, weight) * config.logit_scale
+        if (cap := config.logit_soft_cap) is not None:
+            logits = (logits / cap).tanh() * cap
+        return logits[:, 1:] - logits[:, :1]
+
+    return scores
+
+
+def token_scores_of(model: CausalModel, token_ids: tuple[int, int]) -> Scores:
+    """Return the head of `read_token_scores` for a model of any backend, from logits in its dtype."""
+
+    def scores(hidden: Tensor) -> Tensor:
+        found = hidden.new_empty(len(hidden), 1)
+        for part, rows in zip(found.split(_LOGIT_ROWS), hidden.split(_LOGIT_ROWS), strict=True):
+            if len(rows):
+                places = torch.arange(len(rows), device=rows.device)
+                logits = model.compute_logits(rows.to(model.spec.dtype), places)[:, list(token_ids)].float()
+                part.copy_(logits[:, 1:] - logits[:, :1])
+        return found
+
+    return scores
 
 
 def _tensor(folder: Path, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -141,7 +141,7 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
     tasks: tuple[str, ...] = (CLASSIFY, TOKEN_CLASSIFY)
     if architecture.endswith(TOKEN_CLASSIFIER):
         tasks = (TOKEN_CLASSIFY,)
-    elif is_bidirectional(fields.values) or native_family(architecture) is None:
+    elif len(tokens) != 2 and (is_bidirectional(fields.values) or native_family(architecture) is None):
         # an encoder's head reads the whole prompt
         tasks = (CLASSIFY,)
     return PoolingConfig(
