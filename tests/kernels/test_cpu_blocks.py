@@ -128,6 +128,16 @@ def test_packed_blocks_take_the_memory_of_the_file(name: str) -> None:
     assert pack_blocks(compiled(), [rows]).num_bytes <= 1.03 * rows.rows.nbytes
 
 
+def test_scales_of_whole_rows_are_put_into_blocks_whatever_their_strides() -> None:
+    # A row of scales, turned: torch calls the column contiguous, though its strides are not those of a column.
+    scales = np.array([[0.5, 0.25, 2.0]], dtype=np.float32)
+    column = torch.from_numpy(scales).T
+    weight = torch.full((3, 32), 5)
+    zeros = torch.full((3, 1), 8)
+    for blocks in (u4_rows(weight, zeros, column), i8_rows(weight, column)):
+        assert blocks.rows[:, :4].numpy().tobytes() == scales.tobytes()
+
+
 def test_formats_that_change_within_a_panel_are_refused() -> None:
     cpp = compiled()
     parts = [random_rows(name, 130, 256)[0] for name in ("Q4_K", "Q6_K")]

@@ -83,7 +83,8 @@ def i8_rows(weight: Tensor, scales: Tensor) -> BlockRows:
 
 
 def _scale_bytes(scales: Tensor) -> Tensor:
-    return scales.float().contiguous().view(torch.uint8).view(*scales.shape, 4)
+    # torch calls a single column contiguous whatever its strides are, and bytes need a stride of 1: so it is flat first.
+    return scales.float().contiguous().view(-1).view(torch.uint8).view(*scales.shape, 4)
 
 
 @attrs.frozen(eq=False)

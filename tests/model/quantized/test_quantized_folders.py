@@ -46,12 +46,14 @@ BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "gptq-4": (writers.gptq(4, 32), GPTQ),
+    "gptq-4-rows": (writers.gptq(4, -1), {**GPTQ, "group_size": -1}),
     "gptq-2": (writers.gptq(2, 16), {**GPTQ, "bits": 2, "group_size": 16}),
     "gptq-3": (writers.gptq(3, 32), {**GPTQ, "bits": 3}),
     "gptq-8": (writers.gptq(8, -1), {**GPTQ, "bits": 8, "group_size": -1}),
     "gptq-act-order": (writers.gptq(4, 32, act_order=True), {**GPTQ, "desc_act": True}),
     "gptq-v2": (writers.gptq(4, 32, version=2), {**GPTQ, "checkpoint_format": "gptq_v2"}),
     "awq": (writers.awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "awq-rows": (writers.awq(-1), {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "gemm"}),
     "w4a16": (writers.packed_quantized(4, 32), PACKED),
     "w4a16-asymmetric": (writers.packed_quantized(4, 16, symmetric=False), PACKED),
     "w8a16": (writers.packed_quantized(8, None), PACKED),
@@ -124,10 +126,10 @@ def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
     return answers
 
 
-KEPT = ("gptq-4", "gptq-v2", "awq", "w4a16", "w8a16", "w8a8")
+KEPT = ("gptq-4", "gptq-4-rows", "gptq-v2", "awq", "awq-rows", "w4a16", "w8a16", "w8a8")
 
 
-SOME = ("gptq-4", "awq", "w4a16", "w8a8", "gptq-act-order")
+SOME = ("gptq-4", "gptq-4-rows", "awq", "w4a16", "w8a8", "gptq-act-order")
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,11 @@ def awq(group_size: int) -> Writer:
         return packed(shuffled, 4)
 
     def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
-        num_groups = num_in // group_size
+        size = num_in if group_size == -1 else group_size
+        num_groups = num_in // size
         q, zeros = dice.integers(0, 16, (num_in, num_out)), dice.integers(0, 16, (num_groups, num_out))
         scales = _scales(dice, num_groups, num_out)
-        groups = np.arange(num_in) // group_size
+        groups = np.arange(num_in) // size
         weight = (q - zeros[groups]).astype(np.float32) * scales[groups].astype(np.float32)
         tensors = {"qweight": pack(q), "qzeros": pack(zeros), "scales": torch.from_numpy(scales)}
         return tensors, np.ascontiguousarray(weight.T)
