@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from triolet.errors import (
 from triolet.model.folder import exchange
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.folder.exchange import UPDATED, check_exchange, new_updates_folder, write_update
+from triolet.model.folder.pooling_config import read_pooling_config
 
 CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4}
 TENSORS = {"a": torch.zeros(4, 2), "b": torch.ones(3, dtype=torch.bfloat16)}
@@ -109,6 +111,31 @@ def test_an_update_holds_the_latest_value_of_every_tensor(tmp_path: Path) -> Non
         with pytest.raises(InvalidRequest, match="tensors must have names and dense torch tensors"):
             write_update(current, tmp_path / "third", values)
     assert not (tmp_path / "third").exists()
+
+
+def test_an_update_keeps_the_modules_of_a_sentence_transformers_folder(tmp_path: Path) -> None:
+    current, first, second = folder_of(tmp_path / "current"), tmp_path / "first", tmp_path / "second"
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "further/2_Dense"}
+    modules = [{"idx": idx, "type": kind, "path": path} for idx, (kind, path) in enumerate(paths.items())]
+    (current / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    for path, fields in (
+        (paths["Pooling"], {"pooling_mode": "mean"}),
+        (paths["Dense"], {"in_features": 2, "out_features": 1}),
+    ):
+        (current / path).mkdir(parents=True)
+        (current / path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    save_file({"linear.weight": torch.ones(1, 2)}, current / paths["Dense"] / "model.safetensors")
+    (current / "further" / "again").symlink_to(current / "further")  # without an end
+    write_update(current, first, {"a": torch.full((4, 2), 7.0)})
+    write_update(first, second, {"a": torch.full((4, 2), 8.0)})
+    shutil.rmtree(first)
+    found = read_pooling_config(second, CONFIG, "LlamaForCausalLM", "auto")
+    assert found is not None
+    assert found.method == "MEAN"
+    assert [layer.folder for layer in found.dense] == [second / paths["Dense"]]
+    assert (second / paths["Dense"] / "model.safetensors").samefile(
+        current / paths["Dense"] / "model.safetensors"
+    )
 
 
 @pytest.mark.parametrize(

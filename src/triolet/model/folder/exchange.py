@@ -127,9 +127,9 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     }
     try:
         new.mkdir(parents=True)
-        for file in current.iterdir():
-            if file.name not in (INDEX, UPDATED):
-                (new / _kept_name(file.name)).symlink_to(file.resolve())
+        for path in current.iterdir():
+            if path.name not in (INDEX, UPDATED):
+                _link(path, new / _kept_name(path.name))
         save_file(tensors, new / UPDATED)
         places = {
             name: _kept_name(stored.path.name)
@@ -142,6 +142,17 @@ def write_update(current: Path, new: Path, updates: Mapping[str, Tensor]) -> Non
     except (OSError, SafetensorError) as error:  # a full disk may be either
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
         raise ModelFileError(new, f"cannot be written: {reason}") from error
+
+
+def _link(path: Path, new: Path, above: frozenset[Path] = frozenset()) -> None:
+    """Link a file; make a folder anew and link the files in it, since modules.json may not lead out of the model."""
+    place = path.resolve()
+    if not path.is_dir():
+        new.symlink_to(place)
+    elif place not in above:  # a link to a folder above has no end
+        new.mkdir()
+        for each in path.iterdir():
+            _link(each, new / each.name, above | {place})
 
 
 def _kept_name(name: str) -> str:
