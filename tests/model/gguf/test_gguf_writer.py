@@ -213,5 +213,13 @@ def test_the_command_writes_a_model_and_reports_its_loss(is_told: bool, tmp_path
     assert (again.exit_code, "OUT must not exist" in again.stderr) == (2, True)
 
 
+def test_the_name_of_a_gguf_file_must_say_so_before_it_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "nano"
+    result = CliRunner().invoke(main, ["quantize", "triolet-nano", str(out), "--format", "gguf:q8_0"])
+    assert result.exit_code == 2
+    assert f"OUT must end in .gguf for the format gguf:Q8_0; got {out}" in result.stderr
+    assert not out.exists()
+
+
 def test_the_formats_that_the_command_offers_are_those_that_can_be_written() -> None:
     assert OFFERED == WRITTEN_FORMATS

@@ -20,7 +20,7 @@ from triolet.config.engine import BUILT_IN_MODEL
 from triolet.model.folder.hub import resolve_folder
 from triolet.model.load import load_model
 from triolet.model.quality import Losses, compare_logits, greedy_answer, logits_of
-from triolet.model.quantize import write_quantized
+from triolet.model.quantize import GGUF_PREFIX, write_quantized
 from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def quantize_model(
 
     Args:
         model: id, folder or triolet-nano.
-        out: file or folder to write; must not exist.
+        out: file or folder to write; must not exist, and the name of a GGUF file must end in .gguf.
         form: format.
         text: text to compare on; None for the model's own answers.
         revision: of a hub id.
@@ -61,6 +61,9 @@ def quantize_model(
     """
     if out.exists():
         raise click.UsageError(f"OUT must not exist; {out} does")
+    if form.startswith(GGUF_PREFIX) and out.suffix.lower() != ".gguf":
+        # A GGUF file is told by its name wherever it is opened.
+        raise click.UsageError(f"OUT must end in .gguf for the format {form}; got {out}")
     folder = nano.PATH if model == BUILT_IN_MODEL else resolve_folder(model, revision=revision)
     if folder.is_file():
         raise click.UsageError(f"IN must be a model folder or a hub id; {model} is a file")
