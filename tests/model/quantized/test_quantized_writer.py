@@ -20,6 +20,7 @@ from tests.model.quantized.writers import packed
 from tests.model.tiny import change_json, make_model
 from triolet.errors import ModelError, UnsupportedModel
 from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.folder.pooling_config import read_pooling_config
 from triolet.model.quantize import write_quantized
 from triolet.model.quantized import writer
 from triolet.model.quantized.checkpoint import open_quantized
@@ -116,6 +117,54 @@ def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: 
     several, one = (Checkpoint.open(tmp_path / name) for name in ("several", "one"))
     assert several.tensors.keys() == one.tensors.keys()
     assert all(several.read_raw(name).equal(one.read_raw(name)) for name in one.tensors)
+
+
+def test_the_folders_that_modules_json_names_are_copied(tmp_path: Path) -> None:
+    folder = make_model("llama-plain", tmp_path / "plain", **WIDE)
+    modules = [
+        {"idx": idx, "type": kind, "path": path}
+        for idx, (kind, path) in enumerate(
+            [
+                ("Transformer", ""),
+                ("Pooling", "1_Pooling"),
+                ("Dense", "further/2_Dense"),
+                ("Normalize", "3_None"),
+            ]
+        )
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    files = {
+        "1_Pooling/config.json": json.dumps({"pooling_mode": "mean"}),
+        "further/2_Dense/config.json": json.dumps({"in_features": 128, "out_features": 2}),
+        "further/2_Dense/model.safetensors": "weights",
+        "onnx/model.onnx": "the same weights in another layout",
+    }
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    out = tmp_path / "written"
+    write_quantized(folder, out, "int8", name="tiny")
+    copied = {str(path.relative_to(out)) for path in out.glob("*/**/*") if path.is_file()}
+    assert copied == files.keys() - {"onnx/model.onnx"}
+    assert all((out / path).read_text(encoding="utf-8") == files[path] for path in copied)
+    found = read_pooling_config(out, {"vocab_size": 1}, "LlamaForCausalLM", "auto")
+    assert found is not None
+    assert found.method == "MEAN"
+
+
+@pytest.mark.parametrize("form", ["int8", "w8a8"])
+def test_the_gate_of_a_shared_expert_stays_what_it_is(form: str, tmp_path: Path) -> None:
+    folder = make_model("qwen2-moe", tmp_path / "plain", moe_intermediate_size=64, mlp_only_layers=[])
+    write_quantized(folder, tmp_path / "written", form, name="tiny")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "written"))
+    config = json.loads((tmp_path / "written" / "config.json").read_text())
+    ignored = config["quantization_config"]["ignore"]
+    for layer in range(3):
+        for name in ("gate", "shared_expert_gate"):
+            module = f"model.layers.{layer}.mlp.{name}"
+            assert after[f"{module}.weight"].equal(before[f"{module}.weight"])
+            assert module in ignored
+    assert len(ignored) == 7  # the head is the seventh
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

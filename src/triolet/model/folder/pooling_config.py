@@ -231,6 +231,18 @@ def _with_transformer(config: PoolingConfig, path: Path) -> PoolingConfig:
     return attrs.evolve(config, max_seq_length=fields.optional_integer("max_seq_length"))
 
 
+def module_folders(folder: Path) -> list[Path]:
+    """Return the folders of a model that its modules.json names; none without that file.
+
+    Raises:
+        ModelFileError: the file is wrong.
+    """
+    path = folder / "modules.json"
+    named = [folder / module["path"] for module in _modules(path)] if path.exists() else []
+    # The transformer's is the model's own folder, and a normalisation needs none.
+    return [place for place in named if place.is_dir() and not place.samefile(folder)]
+
+
 def _modules(path: Path) -> list[dict[str, Any]]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))

@@ -25,6 +25,7 @@ from triolet.errors import UnsupportedModel
 from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.weight_map import WeightSource, plan_tensors
 from triolet.model.folder.json_fields import read_json_object
+from triolet.model.folder.pooling_config import module_folders
 from triolet.model.quantized.dequantize import WORD_BITS
 
 _FILE_BYTES = 4 * 2**30
@@ -62,7 +63,7 @@ def write_integers(
     """Write a folder whose linear layers are integers; everything else stays what it is.
 
     Args:
-        folder: the model; its files beside the weights are copied.
+        folder: the model; its files beside the weights, and the folders that modules.json names, are copied.
         out: must not exist.
         scheme: form of the layers.
         config: of the model.
@@ -83,9 +84,11 @@ def write_integers(
         for path in folder.iterdir():
             if path.suffix in _COPIED and path.name not in ("config.json", "model.safetensors.index.json"):
                 shutil.copyfile(path, partial / path.name)
+        for module in module_folders(folder):
+            shutil.copytree(module, partial / module.relative_to(folder), dirs_exist_ok=True)
         described = read_json_object(folder / "config.json")
-        routers = sorted({name for name in source.tensors if _is_router(name, config)})
-        described["quantization_config"] = _section(scheme, ["lm_head", *map(_module, routers)])
+        plain = sorted({name for name in source.tensors if _is_router(name, config)})
+        described["quantization_config"] = _section(scheme, ["lm_head", *map(_module, plain)])
         (partial / "config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
         # Only a complete folder gets the name that was asked for.
         partial.rename(out)
@@ -157,7 +160,8 @@ def _linear_weights(config: DecoderConfig, source: WeightSource, scheme: Integer
 
 
 def _is_router(name: str, config: DecoderConfig) -> bool:
-    return name.endswith(f".{config.names.router}.weight")
+    """Tell whether a weight is a router, or the gate of a shared expert: readers have no place for integers there."""
+    return name.endswith((f".{config.names.router}.weight", f".{config.names.shared_gate}.weight"))
 
 
 def _module(name: str) -> str:
