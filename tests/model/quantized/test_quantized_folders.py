@@ -328,6 +328,22 @@ def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
         load_model(str(edited(quantized, change)))
 
 
+def with_rotations(*locations: str) -> dict[str, Any]:
+    places = [{"targets": ["Linear"], "location": location} for location in locations]
+    return {**PACKED, "transform_config": {"config_groups": {"R1": {"type": "hadamard", "apply": places}}}}
+
+
+def test_rotations_that_are_in_the_weights_already_change_nothing(tmp_path: Path) -> None:
+    writer, _ = FORMATS["w4a16"]
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    shutil.copytree(plain_model("llama-plain"), plain)
+    write_folders(plain, quantized, writer, with_rotations("weight_input", "weight_output"))
+    config = json.loads((quantized / "config.json").read_text())
+    found = open_quantized(Checkpoint.open(quantized), config, quantized)
+    wanted = load_file(plain / "model.safetensors")
+    assert all(found.read(name).equal(weight) for name, weight in wanted.items())
+
+
 @pytest.mark.parametrize(
     ("section", "match"),
     [
@@ -340,6 +356,14 @@ def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
         ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
         ({**PACKED, "format": "nvfp4-pack-quantized"}, "format must be one of pack-quantized"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two positive"),
+        (
+            with_rotations("weight_output", "input"),
+            "transform_config must be without rotations of activations",
+        ),
+        (
+            {**PACKED, "transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}},
+            "transform_config must be without rotations of activations",
+        ),
     ],
 )
 def test_a_setting_that_is_not_supported_is_named(

@@ -23,6 +23,7 @@ from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
 from triolet.model.quantized.dequantize import GroupedIntegers
 from triolet.model.quantized.scale_blocks import Block, block_of, named_blocks
+from triolet.model.quantized.transforms import refuse_transforms
 
 Parts = Mapping[str, Tensor]
 """Tensors of one layer, by their names after the module's, such as `qweight`."""
@@ -307,6 +308,7 @@ class CompressedTensors:
         sparsity = fields.section("sparsity_config")
         if sparsity is not None and sparsity.text("format", "dense") != "dense":
             raise fields.wrong("sparsity_config", "of the format dense")
+        refuse_transforms(fields)
         return cls(named_blocks(fields))
 
     def layer(self, module: Module) -> QuantizedLayer | None:
