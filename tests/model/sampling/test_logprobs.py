@@ -76,6 +76,19 @@ def test_processed_logits_are_what_the_reference_draws_from() -> None:
     assert num_looked_at > 100
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_k": 3, "top_p": 0.5}, {"top_p": 0.5}])
+def test_a_token_is_left_out_of_the_processed_ones_by_the_filters_and_not_by_a_small_probability(
+    filters: dict[str, Any],
+) -> None:
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    found = by_token(told(logits, "processed_logprobs", logprobs=-1, logit_bias={2: 1e6}, **filters))
+    # exp(-1e6) is zero in any float; top_p needs no token but the likeliest.
+    kept = {2: 0.0} if "top_p" in filters else {2: 0.0, 11: 9.0 - 1e6, 10: 8.0 - 1e6}
+    assert {token_id: value for token_id, value in found.items() if value > NEVER} == pytest.approx(
+        kept, abs=0.1
+    )
+
+
 def test_named_tokens_come_instead_of_the_likeliest() -> None:
     logits = torch.arange(VOCAB, dtype=torch.float32)[None]
     entries = told(logits, "raw_logprobs", temperature=0, logprob_token_ids=[5, 0])

@@ -92,8 +92,9 @@ def keep_within(limits: TopKTopP, logits: Tensor, max_logits: Tensor) -> Tensor:
     totals = (logits - max_logits).exp_().sum(dim=1, keepdim=True).double()
     rows = _Rows(logits, max_logits, torch.zeros_like(logits[:, 0]), limits.top_k, limits.top_p, totals)
     ordered, token_ids = _likeliest(logits, logits.shape[1])
-    weights, _ = _weigh(rows, ordered)
-    return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(weights == 0.0, NEVER))
+    # By what is dropped: a token far below the likeliest has a weight of zero, whether it is kept or not.
+    _, dropped, _ = _weigh(rows, ordered)
+    return torch.empty_like(logits).scatter_(1, token_ids, ordered.masked_fill(dropped, NEVER))
 
 
 @attrs.frozen(eq=False)
@@ -121,7 +122,7 @@ class _Rows:
 def _draw(rows: _Rows, widths: Sequence[int]) -> Tensor:
     width, *wider = widths
     logits, token_ids = _likeliest(rows.logits, width)
-    weights, settled = _weigh(rows, logits)
+    weights, _, settled = _weigh(rows, logits)
     best = weights.div_(exponential_noise(rows.streams, token_ids)).max(dim=1, keepdim=True).indices
     tokens = token_ids.gather(1, best)[:, 0]
     if (
@@ -143,28 +144,29 @@ def _likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return values, token_ids.gather(1, order)
 
 
-def _weigh(rows: _Rows, logits: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh(rows: _Rows, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weigh the candidates that top_k and then top_p leave.
 
     Args:
         rows: that they come from.
         logits: [num_rows, width], of the candidates, in falling order.
     Returns:
-        [num_rows, width] float64, probabilities up to a factor, 0 for what is dropped; and [num_rows] bool, whether
-        no token outside of the candidates would have been kept.
+        [num_rows, width] float64, probabilities up to a factor, 0 for what is dropped; [num_rows, width] bool, what is
+        dropped; and [num_rows] bool, whether no token outside of the candidates would have been kept.
     """
     num_candidates, vocab_size = logits.shape[1], rows.logits.shape[1]
     has_top_k = rows.top_k < vocab_size
     weights = (logits.double() - rows.max_logits).exp_()
     kth = logits.gather(1, rows.top_k.clamp(max=num_candidates) - 1)
-    weights = weights.masked_fill_(logits < kth, 0.0)  # ties with the k-th stay
+    below = logits < kth  # ties with the k-th stay
+    weights = weights.masked_fill_(below, 0.0)
     sums = weights.cumsum(dim=1)
     totals = sums[:, -1:].where(has_top_k, rows.totals)
-    dropped = sums - weights >= rows.top_p * totals * (1.0 - TOP_P_TOLERANCE)
+    dropped = below | (sums - weights >= rows.top_p * totals * (1.0 - TOP_P_TOLERANCE))
     # What is not among the candidates is at most as likely as the last of them. A top_k is settled if its k-th is above
     # that, for then the total is right, too; a top_p alone, if the last token it keeps is.
     num_kept = num_candidates - dropped.sum(dim=1, keepdim=True)
     least = kth.where(has_top_k, logits.gather(1, num_kept.clamp_(min=1) - 1))
     last = logits[:, -1:]
     settled = (least > last) | (last == NEVER)
-    return weights.masked_fill_(dropped, 0.0), settled[:, 0]
+    return weights.masked_fill_(dropped, 0.0), dropped, settled[:, 0]
