@@ -180,9 +180,74 @@ async def test_the_default_prompt_of_the_folder_stands_in_front_of_texts_but_not
     assert difference(output.outputs.embedding, functional.normalize(expected, dim=0)) <= 1e-5
 
 
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+CHATS = {"text": FORWARD, "message": {**FORWARD, "format": "flat"}}
+
+
+async def test_a_folder_that_embeds_chats_gets_every_text_through_the_chat_template(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny", "lasttoken", new=True)
+    # as sentence-transformers 6.2 saves a folder whose tokenizer has a chat template
+    described: dict[str, Any] = {
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+    }
+    described["processing_kwargs"] = {}
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps({**described, "modality_config": CHATS}), encoding="utf-8"
+    )
+    settings = {"prompts": {"query": "be brief"}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    start, text = "<|bos|><|system|>be brief<|user|>", "the fox lives in the forest"
+    rendered = tokenizer.encode(start + text, add_special_tokens=False).ids
+    async with open_tiny(folder, convert="auto") as engine:
+        output = await engine.embed(text)
+        assert list(output.prompt_token_ids) == rendered
+        expected = functional.normalize(hidden_states(folder, rendered)[-1], dim=0)
+        assert difference(output.outputs.embedding, expected) <= 1e-5
+        [score] = await engine.score(text, text)
+        assert score.outputs.score == pytest.approx(1.0, abs=1e-5)
+        assert list(score.prompt_token_ids) == 2 * rendered
+
+
+def describe(**fields: Any) -> Any:
+    """Return what writes a description of the transformer with one more field."""
+    return lambda folder: (folder / "sentence_bert_config.json").write_text(json.dumps(fields))
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
+        (
+            describe(transformer_task="text-generation"),
+            UnsupportedModel,
+            "transformer_task must be feature-extraction; got 'text-generation'",
+        ),
+        (
+            describe(module_output_name="sentence_embedding"),
+            UnsupportedModel,
+            "module_output_name must be token_embeddings; got 'sentence_embedding'",
+        ),
+        (
+            describe(processing_kwargs={"text": {"max_length": 8}}),
+            UnsupportedModel,
+            "processing_kwargs must be empty; got",
+        ),
+        (
+            describe(modality_config={"text": {**FORWARD, "method": "get_text_features"}}),
+            UnsupportedModel,
+            r"modality_config\.text\.method must be forward; got 'get_text_features'",
+        ),
+        (
+            describe(modality_config={"message": {**FORWARD, "format": "structured"}}),
+            UnsupportedModel,
+            r"modality_config\.message\.format must be flat; got 'structured'",
+        ),
+        (
+            describe(modality_config={"image": FORWARD}),
+            UnsupportedModel,
+            "modality_config must have text or message",
+        ),
         (lambda folder: (folder / "modules.json").write_text("{"), ModelFileError, "cannot be read as JSON"),
         (lambda folder: (folder / "modules.json").write_text("[]"), ModelFileError, "module of type Pooling"),
         (

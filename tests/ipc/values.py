@@ -165,6 +165,7 @@ infos = st.builds(
         matryoshka_dimensions=token_lists,
         labels=lists(any_text),
         default_prompt=any_text,
+        is_rendered=st.booleans(),
     ),
     process_id=maybe() | naturals,
     adapters=maybe()

@@ -212,6 +212,7 @@ def load_pooler(
         needs_whole_prompts=encoder is not None,
         takes_token_types=encoder is not None and encoder.takes_token_types,
         default_prompt=config.default_prompt,
+        is_rendered=config.is_rendered,
     )
     return Pooler(
         info=info,

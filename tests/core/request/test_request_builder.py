@@ -15,7 +15,7 @@ from triolet.core.request.grammar_state import Constraint, ThinkingRules
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import GenerationDefaults, LoadedModel, ModelInfo
 from triolet.core.request.pooling_params import POOLED, POOLED_WITHOUT_CACHE, PoolingInfo, PoolingParams
-from triolet.core.request.prompt import ParsedPrompt, TextPair
+from triolet.core.request.prompt import ChatPrompt, ParsedPrompt, TextPair
 from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request
 from triolet.core.request.request_builder import Need, RequestBuilder, RequestLimits
@@ -267,6 +267,28 @@ def test_the_default_prompt_stands_in_front_of_a_text_that_is_embedded(task: str
     pair = TextPair("a", "b")
     assert pooled(ParsedPrompt(content=pair), None, ids(1), pooling=pooling, task=task)[0] == [Tokenize(pair)]
     assert pooled(ParsedPrompt((1, 2)), None, pooling=pooling, task=task) == ([], ids(1, 2, text=None))
+
+
+def test_a_text_is_rendered_as_a_chat_where_the_model_embeds_chats_also_to_find_its_end() -> None:
+    def chat(text: str, *prompts: str) -> ChatPrompt:
+        messages = [{"role": "system", "content": prompt} for prompt in prompts]
+        return ChatPrompt(
+            messages=[*messages, {"role": "user", "content": text}], add_generation_prompt=False
+        )
+
+    rendering = attrs.evolve(EMBEDDER, is_rendered=True)
+    asked, found = pooled(
+        ParsedPrompt(content="long"), 3, ids(90, 10, 11, 12, 91), ids(90, 91), pooling=rendering
+    )
+    assert (asked, found.token_ids) == ([Tokenize(chat("long")), Tokenize(chat(""))], (90, 10, 91))
+    prompted = attrs.evolve(rendering, default_prompt="q: ")
+    assert pooled(ParsedPrompt(content="hi"), None, ids(1), pooling=prompted)[0] == [
+        Tokenize(chat("hi", "q: "))
+    ]
+    # What is a chat already, and what is classified, is taken as it comes.
+    for content, task in ((chat("hi", "be brief"), "embed"), ("hi", "classify")):
+        found_asked, _ = pooled(ParsedPrompt(content=content), None, ids(1), pooling=prompted, task=task)
+        assert found_asked == [Tokenize(content)]
 
 
 @pytest.mark.parametrize(("most", "kept"), [(5, 5), (6, 6), (-1, 8), (1, 1)])

@@ -115,6 +115,8 @@ class PoolingInfo:
             nothing of it is kept.
         takes_token_types: whether the two texts of a pair are told apart by token types.
         default_prompt: text in front of every text that is embedded, such as `query: `.
+        is_rendered: whether a text that is embedded becomes the message of a chat; the default prompt is then its
+            system message.
     """
 
     tasks: tuple[str, ...]
@@ -127,6 +129,7 @@ class PoolingInfo:
     needs_whole_prompts: bool = False
     takes_token_types: bool = False
     default_prompt: str = ""
+    is_rendered: bool = False
 
     @property
     def scores(self) -> bool:

@@ -26,12 +26,13 @@ from triolet.core.request.pooling_params import (
     POOLED,
     POOLED_WITHOUT_CACHE,
     TOKEN_EMBED,
+    PoolingInfo,
     PoolingParams,
     check_size,
     check_task,
     resolved,
 )
-from triolet.core.request.prompt import ParsedPrompt, TextPair, check_prompt
+from triolet.core.request.prompt import ChatPrompt, ParsedPrompt, TextPair, check_prompt
 from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -204,8 +205,9 @@ class RequestBuilder:
         """
         info, content = self._info, prompt.content
         assert info.pooling is not None
+        empty: str | ChatPrompt = ""
         if isinstance(content, str) and params.task in (EMBED, TOKEN_EMBED):
-            content = info.pooling.default_prompt + content
+            content, empty = _embedded(info.pooling, content), _embedded(info.pooling, "")
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
@@ -221,8 +223,8 @@ class RequestBuilder:
         elif most is not None and num_cut > 0:
             kept: tuple[int, ...] = ()
             if prompt.token_ids is None:
-                # The tokens that the tokenizer puts after every text stay: the last one is what LAST pooling takes.
-                around = (yield from self._encoded(Tokenize(""))).token_ids
+                # The tokens that stand after every text stay: the last one is what LAST pooling takes.
+                around = (yield from self._encoded(Tokenize(empty))).token_ids
                 kept = _common_ending(around, tokenized.token_ids)
             cut = tokenized.token_ids[: max(0, most - len(kept))] + kept[len(kept) - min(most, len(kept)) :]
             tokenized = attrs.evolve(tokenized, token_ids=cut)
@@ -392,6 +394,15 @@ class RequestBuilder:
             queue_deadline_s=queue_deadline_s,
         )
         return fan_out(request, self.draw_seed)
+
+
+def _embedded(pooling: PoolingInfo, text: str) -> str | ChatPrompt:
+    """Return what is encoded for a text that is embedded."""
+    if not pooling.is_rendered:
+        return pooling.default_prompt + text
+    # As in sentence-transformers: the prompt has a message of its own, and no answer is begun.
+    prompt = [{"role": "system", "content": pooling.default_prompt}] if pooling.default_prompt else []
+    return ChatPrompt(messages=[*prompt, {"role": "user", "content": text}], add_generation_prompt=False)
 
 
 def _common_ending(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:

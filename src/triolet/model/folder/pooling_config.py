@@ -8,13 +8,14 @@ which has moved between versions. A folder without that file is described by the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from triolet.core.request.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
-from triolet.errors import ConfigError, ModelFileError, UnsupportedModel
+from triolet.errors import ConfigError, ModelFileError, UnsupportedModel, shown
 from triolet.model.architectures.families import is_bidirectional, native_family
 from triolet.model.folder.json_fields import Fields, read_json_object
 
@@ -32,6 +33,10 @@ ENCODER_ENDINGS = (
 _MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 _OLD_MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
 _OTHER_OLD_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+# What a sentence-transformers folder may say of its transformer, of each kind of input, and of chats.
+TRANSFORMER_TEXTS = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+FORWARD_TEXTS = {"method": "forward", "method_output_name": "last_hidden_state"}
+MESSAGE_TEXTS = {**FORWARD_TEXTS, "format": "flat"}
 ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid", "SiLU")
 
 
@@ -61,6 +66,7 @@ class PoolingConfig:
     activation: str = "none"  # of class scores: `softmax`, `sigmoid` or `none`
     has_deep_head: bool = False  # whether the head of the scores is linear, ReLU, linear
     default_prompt: str = ""  # in front of every text that is embedded
+    is_rendered: bool = False  # whether a text that is embedded becomes the message of a chat
     truncate_dim: int | None = None  # numbers to which an embedding is cut where a request does not say
     max_seq_length: int | None = None  # longest prompt that the folder allows, tokens
     # Texts of the tokens whose difference in logits is the score: no, yes.
@@ -228,7 +234,26 @@ def _with_transformer(config: PoolingConfig, path: Path) -> PoolingConfig:
         raise UnsupportedModel(
             f"{path}: do_lower_case must be false: the tokenizer decides on the case of letters"
         )
-    return attrs.evolve(config, max_seq_length=fields.optional_integer("max_seq_length"))
+    if kwargs := fields.values.get("processing_kwargs"):
+        raise UnsupportedModel(f"{path}: processing_kwargs must be empty; got {shown(kwargs)}")
+    _check_texts(fields, TRANSFORMER_TEXTS)
+    is_rendered = False
+    if (kinds := fields.section("modality_config")) is not None:
+        # Where a folder has a kind `message`, sentence-transformers makes one of every text.
+        is_rendered = "message" in kinds
+        if (kind := kinds.section("message" if is_rendered else "text")) is None:
+            raise UnsupportedModel(f"{path}: modality_config must have text or message")
+        _check_texts(kind, MESSAGE_TEXTS if is_rendered else FORWARD_TEXTS)
+    return attrs.evolve(
+        config, max_seq_length=fields.optional_integer("max_seq_length"), is_rendered=is_rendered
+    )
+
+
+def _check_texts(fields: Fields, supported: Mapping[str, str]) -> None:
+    """Refuse a field that says something else than what is supported; one that is absent says that."""
+    for name, value in supported.items():
+        if (got := fields.text(name, value)) != value:
+            raise UnsupportedModel(f"{fields.path}: {fields.prefix}{name} must be {value}; got {got!r}")
 
 
 def module_folders(folder: Path) -> list[Path]:
@@ -289,9 +314,7 @@ def _dense(folder: Path, *, normalizes_input: bool) -> DenseConfig:
         raise UnsupportedModel(
             f"{fields.path}: activation_function must be torch.nn.modules' {', '.join(ACTIVATIONS)}; got {dotted!r}"
         )
-    for field in ("module_input_name", "module_output_name"):
-        if fields.text(field, "sentence_embedding") != "sentence_embedding":
-            raise UnsupportedModel(f"{fields.path}: {field} must be sentence_embedding")
+    _check_texts(fields, dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding"))
     return DenseConfig(
         folder=folder,
         in_features=fields.integer("in_features", 0),
