@@ -83,7 +83,7 @@ def i8_rows(weight: Tensor, scales: Tensor) -> BlockRows:
 
 
 def _scale_bytes(scales: Tensor) -> Tensor:
-    # torch calls a single column contiguous whatever its strides are, and bytes need a stride of 1: so it is flat first.
+    # flat first: torch calls a single column contiguous whatever its strides are, and bytes need a stride of 1
     return scales.float().contiguous().view(-1).view(torch.uint8).view(*scales.shape, 4)
 
 
