@@ -135,6 +135,13 @@ def test_the_same_weights_in_other_forms_are_left_alone(hub: FakeHub) -> None:
     }  # fmt: skip
 
 
+def test_the_weights_of_the_modules_of_sentence_transformers_are_fetched(hub: FakeHub) -> None:
+    for name, text in (("1_Pooling/config.json", "{}"), ("2_Dense/model.safetensors", "weights")):
+        (hub.folders[MODEL] / name).parent.mkdir()
+        (hub.folders[MODEL] / name).write_text(text, encoding="utf-8")
+    assert (resolve_folder(MODEL) / "2_Dense" / "model.safetensors").read_text(encoding="utf-8") == "weights"
+
+
 def test_a_revision_is_asked_for_by_name(hub: FakeHub) -> None:
     assert resolve_folder(MODEL, revision=COMMIT).name == COMMIT
     with pytest.raises(ModelNotFound, match="no revision 'experimental'"):

@@ -20,7 +20,8 @@ from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotF
 _logger = logging.getLogger(__name__)
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
-_UNWANTED = ("*/*.safetensors", "consolidated*.safetensors")  # the same weights in other layouts
+# The same weights in other layouts; the modules of sentence-transformers are in folders such as `2_Dense`.
+_UNWANTED = ("[!0-9]*/*.safetensors", "consolidated*.safetensors")
 _GGUF_ON_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<kind>[\w.-]+)")
 
 
