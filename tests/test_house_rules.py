@@ -134,6 +134,58 @@ def is_unfinished(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
+# --------------------------------------------------- docstrings name parameters that there are
+
+
+def parameters_of(node: ast.AST) -> set[str]:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return set()
+    arguments = node.args
+    every = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
+    return {one.arg for one in every if one is not None}
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Fields of a class, what its `__init__` takes, and what its methods set and are."""
+    found: set[str] = set()
+    for part in node.body:
+        match part:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found |= {name, name.lstrip("_")}  # attrs takes a private field without its underscore
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found |= {name} | (parameters_of(part) if name == "__init__" else set())
+    stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+    return found | {each.attr for each in stored if isinstance(each.ctx, ast.Store)}
+
+
+def named_in(docstring: str, section: str) -> list[str]:
+    """Names that an indented section of a docstring explains, each before a colon."""
+    found = re.search(rf"^{section}:\n((?: +.*\n?|\n)+)", docstring, re.MULTILINE)
+    return re.findall(r"^    \*{0,2}(\w+):", found[1], re.MULTILINE) if found else []
+
+
+def explains_what_is_not_there(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        docstring = ast.get_docstring(node) or ""
+        if isinstance(node, ast.ClassDef):
+            known, named = (
+                attributes_of(node),
+                named_in(docstring, "Args") + named_in(docstring, "Attributes"),
+            )
+        else:
+            known, named = parameters_of(node), named_in(docstring, "Args")
+        if not set(named) <= known:
+            yield node
+
+
 # ---------------------------------------------------------------------- tests can fail, every one
 
 
@@ -178,6 +230,9 @@ def can_not_fail(tree: ast.Module) -> Iterator[ast.AST]:
         pytest.param(opens_unbounded_channel, PACKAGE, "channel", id="every channel is bounded"),
         pytest.param(abandons_threads, PACKAGE + PROGRAMS, "cancel", id="no thread is abandoned"),
         pytest.param(is_unfinished, PACKAGE + PROGRAMS, "NotImplementedError", id="nothing is a stub"),
+        pytest.param(
+            explains_what_is_not_there, PACKAGE, "Args:", id="a docstring explains parameters that there are"
+        ),
         pytest.param(can_not_fail, TESTS, "", id="every test can fail"),
     ],
 )
@@ -203,6 +258,8 @@ def test_the_house_keeps_its_rule(rule: Rule, files: list[Path], mark: str) -> N
         (opens_unbounded_channel, "trio.open_memory_channel[Message](max_buffer_size=float('inf'))"),
         (abandons_threads, "trio.to_thread.run_sync(work, abandon_on_cancel=True)"),
         (is_unfinished, "def f(): raise NotImplementedError"),
+        (explains_what_is_not_there, 'def f(x):\n """Do.\n\n Args:\n     y: it.\n """'),
+        (explains_what_is_not_there, 'class C:\n """Hold.\n\n Args:\n     y: it.\n """\n x: int'),
         (can_not_fail, "def test_f(): f()"),
         (can_not_fail, "async def test_f(): assert True"),
     ],
@@ -222,6 +279,11 @@ def test_a_breach_is_found(rule: Rule, source: str) -> None:
         (yields_inside_a_scope, "async def f():\n with trio.CancelScope():\n  def g():\n   yield 1"),
         (opens_unbounded_channel, "trio.open_memory_channel[Info](1)"),
         (abandons_threads, "trio.to_thread.run_sync(work, abandon_on_cancel=False)"),
+        (
+            explains_what_is_not_there,
+            'def f(*x, **y):\n """Do.\n\n Args:\n     x: it.\n     **y: more: of it.\n """',
+        ),
+        (explains_what_is_not_there, 'class C:\n """Hold.\n\n Args:\n     x: it.\n """\n _x: int'),
         (can_not_fail, "def test_f():\n with pytest.raises(ValueError):\n  f()"),
         (can_not_fail, "def verify(x):\n assert x\ndef test_f():\n verify(f())"),
         (can_not_fail, "def test_f(): torch.testing.assert_close(a, b)"),

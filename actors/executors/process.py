@@ -192,7 +192,7 @@ class ProcessExecutor(LookAheadExecutor):
         process, config = self._here(), self._next_config
         self._next_config = self._config  # unless this load succeeds, the next one measures free memory anew
         limit_s = self._load_silence_limit_s()
-        late = f"made no progress in loading the model for more than {limit_s} s"
+        late = f"made no progress in loading the model for more than {limit_s:g} s"
         silence_s, heard_s = 0.0, trio.current_time()
         async with self._hangs_counted(), process.conversation(limit_s, late):
             if self._former is not None:
@@ -336,7 +336,7 @@ class ProcessExecutor(LookAheadExecutor):
     def _patience(self, plan: StepPlan) -> tuple[float | None, str]:
         limit_s = self._hang_limit.limit_s(step_kind(plan))
         source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
-        return limit_s, f"took more than {limit_s} s for a step ({source})"
+        return limit_s, f"took more than {limit_s:g} s for a step ({source})"
 
     async def _last_reply(self, process: RunnerConnection, tell: Tell) -> StepResult | Failure:
         """Receive the replies to the oldest plan that was sent; return the last of them."""
@@ -373,7 +373,7 @@ class ProcessExecutor(LookAheadExecutor):
             await trio.lowlevel.checkpoint()
             return WorkerOutcome(error=error)
         limit_s = None if limit_s is None else max(limit_s, 0.0)
-        late = f"took more than {limit_s} s for the call of {call.name}"
+        late = f"took more than {limit_s:g} s for the call of {call.name}"
         async with process.conversation(limit_s, late):
             await process.ask(request)
             reply = await process.reply()

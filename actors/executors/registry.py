@@ -140,7 +140,7 @@ def executor_class_of(config: EngineConfig) -> type[Executor]:
 
 
 def runner_of(config: EngineConfig) -> str:
-    """Return where the model runs: `thread`, `process` or `inline`."""
+    """Return where the model runs, a key of `EXECUTORS`."""
     if config.runner != "auto":
         return config.runner
     # torch knows more, but takes a second to import; where it finds no GPU after all, a process is no worse.

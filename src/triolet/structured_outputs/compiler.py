@@ -69,7 +69,7 @@ class Grammar:
     """Compiled grammar, with the matching states of its answers.
 
     Raises:
-        WrongGrammar: it cannot be compiled within the limits, or matches no text.
+        InvalidGrammar: it cannot be compiled within the limits, or matches no text.
     """
 
     def __init__(self, tokens: GrammarVocabulary, params: StructuredOutputsParams) -> None:

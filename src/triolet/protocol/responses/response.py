@@ -87,7 +87,7 @@ class ResponseBuilder:
         plan: how it is read.
         adapter: name of the adapter that computes it; None for the model alone.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
-        outlives_server: the next server goes on with it, if this one cannot finish it.
+        survives_restart: the next server goes on with it, if this one cannot finish it.
     """
 
     response_id: str

@@ -237,7 +237,7 @@ class ResponsesContext:
         max_queued: most queued turns.
         max_queued_bytes: most bytes of their messages together.
         local_budget: memory for responses with `store: false`, of all connections together.
-        hands_over: resumable responses are saved for the next server.
+        saves_snapshot: resumable responses are saved for the next server.
     """
 
     models: tuple[str, ...]

@@ -76,8 +76,8 @@ class SavedResponse:
         """Return what is saved of a response.
 
         Args:
-            answer: it.
-            owner: who may read it.
+            answer: the response.
+            owner: name of the key that may read it.
             engine: what the engine knows of it, if it has not ended.
         """
         return cls(

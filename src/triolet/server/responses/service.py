@@ -84,7 +84,8 @@ class ResponsesConnection:
 
     Args:
         socket: its `run` must run in another task.
-        service: models, defaults, store and limits of the server.
+        config: limits of the server.
+        context: models, defaults and store of the server.
         answer: generates the response of a turn.
         owner: name of the API key; None without keys.
         on_error: told of status and code of each error that the client gets.

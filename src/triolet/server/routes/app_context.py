@@ -37,10 +37,13 @@ class AppContext:
     """Shared state of one app.
 
     Args:
-        engine: what answers.
-        answering: how responses are made, and where they are remembered.
-        running: responses that are being made.
+        engine: computes the answers.
+        config: limits and rules of the server.
+        responses_context: how responses are made, and where they are remembered.
+        active: responses that are being made.
         gateway: of the server that the app belongs to, if any.
+        gateway_metrics: of connections and responses.
+        metrics: of the engine.
         input_budget: memory for bodies that are being read.
         began_at: start of the app, seconds since the epoch.
         adapter_numbers: for adapters that are loaded over HTTP; none is used twice.

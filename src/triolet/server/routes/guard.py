@@ -36,7 +36,7 @@ class AccessMiddleware:
 
     Args:
         app: the inner ASGI app.
-        service: has the rules.
+        context: has the rules.
     """
 
     app: ASGIApp

@@ -42,7 +42,7 @@ FOLDER: Final = files("triolet.server.routes") / "static"
 FILES: Final = dict(sorted(_files_below(FOLDER)))
 """Content type of each file of the page, by its path."""
 
-# Only what is in these files runs, and it speaks to nobody but this server.
+# Only these files run, and they connect to this server only.
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
