@@ -268,7 +268,7 @@ def read_token_scores(
 ) -> Scores:
     """Read the head whose score is the logit of the second token less that of the first.
 
-    The logits are those of the model, but in float32: rounded to the model's dtype, scores of similar texts were equal.
+    The logits are those of the model, but in float32: rounded to bfloat16, the scores of similar texts would be equal.
 
     Args:
         config: of the model.
