@@ -380,7 +380,7 @@ def yes_probabilities(folder: Path) -> Tensor:
     no, yes = (tokenizer["model"]["vocab"][letter] for letter in "ny")
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = reference(torch.tensor([LONG])).logits[0]
+        logits: Tensor = reference(torch.tensor([LONG])).logits[0]
     return (logits[:, yes] - logits[:, no]).sigmoid()
 
 
