@@ -148,34 +148,25 @@ def gemma4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     defaults = attrs.evolve(
         _GEMMA2, vocab_size=262_144, num_hidden_layers=30, max_position_embeddings=131_072
     )
-    globally, locally = _gemma4_rope_parameters(fields)
-    config = base_config(fields, defaults, max_model_len, locally)
+    parameters = _gemma4_rope_parameters(fields)
+    config = base_config(fields, defaults, max_model_len, parameters[SLIDING])
     kinds = layer_types(fields, full_every(fields, "sliding_window_pattern", 6, len(config.layers)))
     kinds = (*kinds[:-1], FULL)  # as transformers has it, whatever the file says
-    heads = _gemma4_heads(fields, kinds, config)
-    window = fields.optional_integer("sliding_window", 512)
-    moe = _gemma4_experts(fields) if fields.flag("enable_moe_block", False) else None
-    changes: list[dict[str, Any]] = []
-    for kind, shape in zip(kinds, heads, strict=True):
-        head_dim = shape.get("head_dim", config.head_dim)
-        parameters = globally if kind == FULL else locally
-        rope, _ = rope_of(fields, parameters, defaults, head_dim, max_model_len)
-        changes.append({**shape, "rope": rope, "attention_scale": 1.0, "moe": moe})
-        if kind == SLIDING:
-            changes[-1]["sliding_window"] = window
-        elif fields.flag("attention_k_eq_v", False):
-            changes[-1]["values_are_keys"] = True
-    shared = _shared_caches(fields, kinds)
-    for index, owner in shared.items():
-        changes[index] |= {"reads_cache_of": owner, "values_are_keys": False}
-        if fields.flag("use_double_wide_mlp", False):
-            changes[index]["intermediate_size"] = 2 * config.intermediate_size
+    layers = _gemma4_layers(fields, kinds, config)
+    for kind, layer in zip(kinds, layers, strict=True):
+        head_dim = layer.get("head_dim", config.head_dim)
+        layer["rope"], _ = rope_of(fields, parameters[kind], defaults, head_dim, max_model_len)
     # a checkpoint may have keys and values of layers that do not use them
-    unused = tuple(f"layers.{index}.{name}" for index in shared for name in _SHARED)
+    unused = tuple(
+        f"layers.{index}.{name}"
+        for index, layer in enumerate(layers)
+        if "reads_cache_of" in layer
+        for name in _SHARED
+    )
     size = fields.integer("hidden_size_per_layer_input", 256, minimum=0)
     rows = fields.integer("vocab_size_per_layer_input", 262_144)
     return attrs.evolve(
-        with_attention_bias(fields, with_layers(config, changes)),
+        with_attention_bias(fields, with_layers(config, layers)),
         activation=activation_of(fields, "hidden_activation", defaults.hidden_act),
         names=attrs.evolve(_GEMMA4_NAMES, ignored=(*_GEMMA4_NAMES.ignored, *unused)),
         qk_norm=True,
@@ -184,6 +175,23 @@ def gemma4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         embedding_scale=config.hidden_size**0.5,
         logit_soft_cap=fields.optional_number("final_logit_softcapping"),
     )
+
+
+def _gemma4_layers(fields: Fields, kinds: Sequence[str], config: DecoderConfig) -> list[dict[str, Any]]:
+    """Return the fields of each layer's configuration, but for its positions."""
+    moe = _gemma4_experts(fields) if fields.flag("enable_moe_block", False) else None
+    whole: dict[str, Any] = {"values_are_keys": fields.flag("attention_k_eq_v", False)}
+    by_kind = {SLIDING: {"sliding_window": fields.optional_integer("sliding_window", 512)}, FULL: whole}
+    layers = [
+        {"attention_scale": 1.0, "moe": moe, **shape, **by_kind[kind]}
+        for kind, shape in zip(kinds, _gemma4_heads(fields, kinds, config), strict=True)
+    ]
+    is_wide = fields.flag("use_double_wide_mlp", False)
+    for index, owner in _shared_caches(fields, kinds).items():
+        layers[index] |= {"reads_cache_of": owner, "values_are_keys": False}
+        if is_wide:
+            layers[index]["intermediate_size"] = 2 * config.intermediate_size
+    return layers
 
 
 def _gemma4_experts(fields: Fields) -> MoeConfig:
@@ -201,13 +209,13 @@ def _gemma4_experts(fields: Fields) -> MoeConfig:
     return checked_experts(fields, experts)
 
 
-def _gemma4_rope_parameters(fields: Fields) -> tuple[Fields, Fields]:
-    """Return the rotary parameters of the layers without and of those with a window."""
+def _gemma4_rope_parameters(fields: Fields) -> dict[str, Fields]:
+    """Return the rotary parameters of the layers of each kind."""
     globally, locally = rope_parameters_by_kind(fields)
     if not globally.values:
         share = {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
         globally = attrs.evolve(globally, values={"rope_type": "proportional", **share})
-    return globally, locally
+    return {FULL: globally, SLIDING: locally}
 
 
 def _gemma4_heads(fields: Fields, kinds: Sequence[str], config: DecoderConfig) -> list[dict[str, Any]]:
