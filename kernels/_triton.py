@@ -27,7 +27,7 @@ from torch import Tensor
 INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Kernels run in Python on CPU tensors. `tl.dot` on bfloat16 is wrong there: they compute in float32."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _POINTERS = {
@@ -200,7 +200,7 @@ class Kernel:
 
     def _load(self, variant: KernelVariant) -> _Loaded | KernelCompileError:
         if _state.is_warm:
-            _logger.warning(
+            logger.warning(
                 "a kernel was compiled or loaded after the start, and a step waited: %s", variant.label
             )
         try:
@@ -353,7 +353,7 @@ def run_or_reference(
     except KernelCompileError as error:
         if (problem := str(error)) not in _state.failed:
             _state.failed[problem] = None
-            _logger.warning("%s; torch computes in its place, slower and without graphs", problem)
+            logger.warning("%s; torch computes in its place, slower and without graphs", problem)
         return reference(*args, **kwargs)
 
 

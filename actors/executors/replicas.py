@@ -24,7 +24,7 @@ from triolet.config.engine import EngineConfig
 from triolet.config.processors import ROOT, Processors, memory_nodes
 from triolet.errors import ConfigError
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -38,7 +38,7 @@ def open_executors(config: EngineConfig) -> Iterator[tuple[Executor, ...]]:
     """
     if config.runner not in REMOTE and config.worker_token is not None:
         # Not refused: the variable may be there for a `triolet worker` on this machine.
-        _logger.warning("worker_token has no effect with runner %r", config.runner)
+        logger.warning("worker_token has no effect with runner %r", config.runner)
     if config.runner in REMOTE and config.num_replicas > 1:
         _check_honoured(config)
         one = attrs.evolve(config, replicas=None, autoscale=None)

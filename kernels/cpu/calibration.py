@@ -46,7 +46,7 @@ MAX_KEPT: Final = 64
 _BLOCK_SIZE: Final = 16
 _VERSION: Final = 1  # of the file, and of how choices are measured
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -110,9 +110,9 @@ def _measure_and_keep(
     # This thread computes, or waits for the others without sleeping: it lacks time only where other programs had it.
     share = (time.thread_time() - began_cpu_s) / (time.perf_counter() - began_s)
     if share < MIN_SHARE:
-        _logger.info("calibration: %s, not kept: other programs took %.0f %%", chosen, 100 * (1 - share))
+        logger.info("calibration: %s, not kept: other programs took %.0f %%", chosen, 100 * (1 - share))
     else:
-        _logger.info("calibration: %s, kept in %s", chosen, path)
+        logger.info("calibration: %s, kept in %s", chosen, path)
         _write(path, key, chosen)
     return chosen
 
@@ -320,7 +320,7 @@ def _read(path: Path, key: dict[str, Any] | None) -> Calibration | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        _logger.warning(
+        logger.warning(
             "%s cannot be used and is measured anew with the next load of its model: %s", path, error
         )
         return None
@@ -338,7 +338,7 @@ def _write(path: Path, key: dict[str, Any], chosen: Calibration) -> None:
         for oldest in _files(path.parent)[:-MAX_KEPT]:
             oldest.unlink(missing_ok=True)
     except OSError as error:
-        _logger.info("the calibration is not kept: %s", error)
+        logger.info("the calibration is not kept: %s", error)
 
 
 def _files(cache: Path) -> list[Path]:

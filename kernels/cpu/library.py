@@ -20,7 +20,7 @@ from triolet.kernels.cpu.abi import check_layouts
 from triolet.kernels.cpu.build import BuildError, Toolchain, build, shipped
 from triolet.kernels.cpu.targets import NAMES, TARGETS, Target, missing, runnable
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SWITCH = "TRIOLET_CPU_TARGET"
 """Environment variable: a target's name, or `auto`; `off` (or 0) leaves everything to torch."""
@@ -48,9 +48,9 @@ def kernels() -> Kernels | None:
     try:
         loaded = _best() if wish == "auto" else _forced(wish)
     except (BuildError, OSError) as error:
-        _logger.warning("the CPU kernels could not be built, torch's slower ones do their work: %s", error)
+        logger.warning("the CPU kernels could not be built, torch's slower ones do their work: %s", error)
         return None
-    _logger.info("the CPU kernels are those for %s, %s", loaded.target.name, loaded.path)
+    logger.info("the CPU kernels are those for %s, %s", loaded.target.name, loaded.path)
     return loaded
 
 

@@ -53,7 +53,7 @@ M_ARENA_MAX = -8  # of glibc's malloc.h
 # with a hundred handovers takes twice as long as its work.
 SWITCH_INTERVAL_S = 0.00002
 
-log = logging.getLogger("triolet.serve")
+logger = logging.getLogger("triolet.serve")
 
 
 def run(
@@ -178,7 +178,7 @@ class Server:
 
     async def _drain(self, engine: Engine, gateway: ResponsesService) -> None:
         statistics = engine.statistics()
-        log.info(
+        logger.info(
             "draining: %d requests, at most %g s", statistics.num_requests_live, self.gateway.grace_period
         )
         # After the second one, the snapshot is written and the engine's processes end.
@@ -263,13 +263,13 @@ def warn_of_open_access(gateway: GatewayConfig, config: EngineConfig) -> None:
     has_keys = bool(gateway.api_keys or config.api_keys)
     # Under vLLM the variable of this name is the server's.
     if not has_keys and os.environ.get(variable_name("api_key")):
-        log.warning(
+        logger.warning(
             "%s is the key that clients send, and protects no server: no key is needed here; set %s or --api-keys",
             variable_name("api_key"),
             variable_name("api_keys"),
         )
     if not has_keys and not Access(listens_on=gateway.host).listens_on_loopback:
-        log.warning(
+        logger.warning(
             "host %s without API keys: every machine that reaches this address may use the model; set --api-keys",
             gateway.host,
         )

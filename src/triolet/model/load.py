@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from triolet.model.parallel.group import Group
     from triolet.model.weights_cache import WeightsCache
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen(kw_only=True)
@@ -206,7 +206,7 @@ def load_model(
         stored = Checkpoint.open(folder)
         if language is not None:
             stored = stored.renamed(language_name)
-            _logger.info("%s has the language part of %s only", folder.name, architecture_of(whole, folder))
+            logger.info("%s has the language part of %s only", folder.name, architecture_of(whole, folder))
         stored = stored.unstacked(parsed.names.expert_stacks)
         checkpoint: WeightSource = stored
         kv_format = _kv_format(kv_cache_dtype, parsed, stored)
@@ -219,7 +219,7 @@ def load_model(
             loaded = load_part(
                 parsed, stored, torch_dtype, device, max_model_len, on_progress, group, kv_format
             )
-            _logger.info("%s runs on %d ranks, %s on %s", architecture, group.part.size, torch_dtype, device)
+            logger.info("%s runs on %d ranks, %s on %s", architecture, group.part.size, torch_dtype, device)
             return LoadedFolder(model=loaded, folder=folder, generation_defaults=defaults)
         if parsed.names.stacked_experts:
             checkpoint = quantized = open_stacked_experts(stored, config, folder)
@@ -243,7 +243,7 @@ def load_model(
             kv_format,
         )
         if quantized is not None and quantized.num_quantized:
-            _logger.info(
+            logger.info(
                 "of the %d quantised weights of %s, %d are kept; the others are converted to %s",
                 quantized.num_quantized,
                 folder.name,
@@ -278,7 +278,7 @@ def load_model(
             if token_ids is not None:
                 token_scores = token_scores_of(loaded, token_ids)
     _check_length(max_model_len, loaded.spec.max_position)
-    _logger.info(
+    logger.info(
         "%s runs on the %s backend, %s on %s", architecture, loaded.spec.backend, loaded.spec.dtype, device
     )
     return LoadedFolder(
@@ -418,7 +418,7 @@ def _with_rounded_inputs(decoder: Decoder) -> Decoder:
     if not count:
         rule = f"another than {FP8_ACTIVATIONS} without float8 weights that have a scale for a tensor or an output"
         raise ConfigError("quantization", rule, FP8_ACTIVATIONS)
-    _logger.info("%d linear layers round their inputs to float8", count)
+    logger.info("%d linear layers round their inputs to float8", count)
     return rounded
 
 
@@ -437,7 +437,7 @@ def _kv_format(
         raise ConfigError("kv_cache_dtype", rule, kv_cache_dtype)
     scales = () if checkpoint is None else read_kv_scales(parsed, checkpoint)
     num_scaled = sum(each != NO_SCALES for each in scales)
-    _logger.info("the KV cache is in %s; %d layers have scales of the checkpoint", kv_cache_dtype, num_scaled)
+    logger.info("the KV cache is in %s; %d layers have scales of the checkpoint", kv_cache_dtype, num_scaled)
     return KvFormat(dtype=KV_DTYPES[kv_cache_dtype], scales=scales)
 
 
@@ -524,7 +524,7 @@ def _load_gguf(
         calibration,
         _kv_format(kv_cache_dtype, parsed),
     )
-    _logger.info(
+    logger.info(
         "%s runs on the native backend on %s; its weights, %s",
         parsed.architecture,
         device,

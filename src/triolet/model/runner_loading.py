@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 ADAPTER_LIMITS = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype")
 """Fields of LoRA adapters."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -418,7 +418,7 @@ def _limit_threads() -> None:
     """Compute with as many threads as the processors of this process are good for; the C++ kernels take torch's."""
     choice = choose_threads(Processors.read(), os.environ.get(VARIABLE))
     if choice.warning is not None:
-        _logger.warning(choice.warning)
+        logger.warning(choice.warning)
     torch.set_num_threads(choice.within(torch.get_num_threads()).count)
 
 
@@ -448,15 +448,15 @@ def _check_recurrent(config: EngineConfig, architecture: str) -> None:
 def _warn_of_what_has_no_effect(config: EngineConfig, place: torch.device) -> None:
     """Log the fields that were set and change nothing; refused they would be a stop to programs that vLLM takes."""
     if place.type == "cpu" and config.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION:
-        _logger.warning(
+        logger.warning(
             "gpu_memory_utilization has no effect on a CPU; kv_cache_bytes is the size of its KV cache"
         )
     if place.type == "cpu" and config.enforce_eager:
-        _logger.warning("enforce_eager has no effect on a CPU, which has no CUDA graphs")
+        logger.warning("enforce_eager has no effect on a CPU, which has no CUDA graphs")
     defaults = attrs.fields_dict(EngineConfig)
     for name in ADAPTER_LIMITS:
         if not config.enable_lora and getattr(config, name) != defaults[name].default:
-            _logger.warning("%s has no effect without enable_lora", name)
+            logger.warning("%s has no effect without enable_lora", name)
 
 
 def _adapter_limits(config: EngineConfig) -> AdapterLimits | None:

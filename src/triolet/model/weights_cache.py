@@ -32,7 +32,7 @@ from torch import Tensor
 from triolet.kernels.cpu.abi import BlockPanelStruct
 from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAGIC: Final = (
     b"triolet weights\x03"  # the last byte is the version of the layout, and of how weights are packed
@@ -92,16 +92,16 @@ class WeightsCache:
         try:
             table, mapped, begin = _map(self.path)
             if table["key"] != self._key:
-                _logger.info("the weights cache %s is of other weights: it is written anew", self.path)
+                logger.info("the weights cache %s is of other weights: it is written anew", self.path)
                 return
             self._stored = {name: _restore(entry, mapped, begin) for name, entry in table["layers"].items()}
             self.kept = frozenset(table["kept"])
         except FileNotFoundError:
             return
         except (OSError, ValueError, _BadFileError) as error:
-            _logger.warning("the weights cache %s cannot be used and is written anew: %s", self.path, error)
+            logger.warning("the weights cache %s cannot be used and is written anew: %s", self.path, error)
             return
-        _logger.info("the packed weights are mapped from %s", self.path)
+        logger.info("the packed weights are mapped from %s", self.path)
 
     def save(self, kept: Iterable[str]) -> None:
         """Write what was packed, unless it came from the file; a failure is logged, and the model runs without.
@@ -121,7 +121,7 @@ class WeightsCache:
             # Renamed when it is whole: a process that starts meanwhile finds the old file or the new one.
             os.replace(temporary, self.path)
         except OSError as error:
-            _logger.warning("the weights cache %s cannot be written: %s", self.path, error)
+            logger.warning("the weights cache %s cannot be written: %s", self.path, error)
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)

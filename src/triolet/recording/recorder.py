@@ -52,7 +52,7 @@ FIELDS: Final = (
     *("enable_lora", "max_lora_rank", "lora_dtype"),
 )
 
-log = logging.getLogger("triolet.recording")
+logger = logging.getLogger("triolet.recording")
 
 
 @attrs.define(eq=False)
@@ -172,7 +172,7 @@ class Recorder:
         self.num_lost += num_records
         if not self._was_said:
             self._was_said = True
-            log.warning("%s misses records from now on, the engine goes on: %s", self.path, reason)
+            logger.warning("%s misses records from now on, the engine goes on: %s", self.path, reason)
 
     # -------------------------------------------------------------------------------------- the writer
 

@@ -34,7 +34,7 @@ CHECK_TIMEOUT_S = 3.0
 MAX_PAUSE_S = 30.0  # before engines that refuse to go on with an answer are asked again
 MAX_MISSED = 2  # checks without an answer until an engine is down
 
-log = logging.getLogger("triolet.router")
+logger = logging.getLogger("triolet.router")
 
 
 class EngineState(enum.Enum):
@@ -250,12 +250,12 @@ class Engines:
         if complaint != engine._complaint:
             engine._complaint = complaint
             if complaint:
-                log.warning("engine %s %s: it gets nothing", engine.address, complaint)
+                logger.warning("engine %s %s: it gets nothing", engine.address, complaint)
         if complaint:
             engine._num_missed = MAX_MISSED  # no doubt is left that another check could remove
             return EngineState.DOWN
         if not models:
-            log.warning(
+            logger.warning(
                 "engine %s keeps its models from a router without a valid key (--api-key, TRIOLET_API_KEY): they are "
                 "not compared with those of the fleet",
                 engine.address,
@@ -266,7 +266,7 @@ class Engines:
     def _become(self, engine: RoutedEngine, state: EngineState) -> None:
         if state is engine.state:
             return
-        log.info("engine %s: %s, was %s", engine.address, state.value, engine.state.value)
+        logger.info("engine %s: %s, was %s", engine.address, state.value, engine.state.value)
         engine.state = state
         if state in (EngineState.DOWN, EngineState.LEAVING):
             engine.models = None  # what comes up there may be another one

@@ -63,7 +63,7 @@ HOP_HEADERS: Final = frozenset(
 # Headers that the router has judged or makes: an engine knows neither the name nor the pages of the router.
 OWN_HEADERS: Final = HOP_HEADERS | {b"origin", b"x-request-id"}
 
-log = logging.getLogger("triolet.router")
+logger = logging.getLogger("triolet.router")
 
 
 class Broken(Exception):
@@ -263,7 +263,7 @@ class RouterApp:
             except (Broken, ServerError):
                 self._engines.note_lost(engine)
             except Diverged as error:
-                log.warning("an answer cannot go on at %s: %s", engine.address, error)
+                logger.warning("an answer cannot go on at %s: %s", engine.address, error)
                 break
             finally:
                 self._engines.finish(name)

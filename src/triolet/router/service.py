@@ -35,7 +35,7 @@ from triolet.server.transport.listener import WEBSOCKET_PATH, Listener
 from triolet.server.transport.shutdown import drain_deadlines
 from triolet.server.transport.websocket import NO_CLOSE_FRAME, PING, Handshake, ServerSocket
 
-log = logging.getLogger("triolet.router")
+logger = logging.getLogger("triolet.router")
 
 
 class Router:
@@ -102,7 +102,7 @@ class Router:
     async def drain(self) -> None:
         """Refuse new work, let answers end within the grace period, fail those that have not, and stop listening."""
         deadline, closed_by = drain_deadlines(self.config)
-        log.info("draining: at most %g s", self.config.grace_period)
+        logger.info("draining: at most %g s", self.config.grace_period)
         self._app.is_draining = True
         for connection in tuple(self._connections):
             connection.drain()
@@ -128,7 +128,7 @@ class Router:
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except* Exception:
-            log.exception("a WebSocket failed")
+            logger.exception("a WebSocket failed")
         finally:
             await trio.aclose_forcefully(stream)
 

@@ -54,7 +54,7 @@ MAX_QUEUED: Final = 256  # turns of one client that wait
 GOING_AWAY: Final = (1001, "the server is going away")  # as an engine says it
 MAX_HOMES: Final = 100_000  # responses of which the router knows where they are
 
-log = logging.getLogger("triolet.router")
+logger = logging.getLogger("triolet.router")
 
 
 class Moved(Exception):
@@ -311,7 +311,7 @@ class RoutedConnection:
                 if await self._attempt(turn, engine, home):
                     return
             except Diverged as error:
-                log.warning("a response cannot go on at %s: %s", engine.address, error)
+                logger.warning("a response cannot go on at %s: %s", engine.address, error)
                 message = "The answer could not be continued by another engine: it differs."
                 self._refuse(turn, unavailable(message))
                 return

@@ -18,7 +18,7 @@ from triolet.compat.prompts import check_max_log_len
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.request import FinishReason
 
-log = logging.getLogger("triolet.requests")
+logger = logging.getLogger("triolet.requests")
 
 
 @attrs.frozen
@@ -35,10 +35,10 @@ class RequestLog:
         self, request_id: str, prompt: Any, params: object, lora_request: LoRARequest | None
     ) -> RequestLines:
         """Write that a request has come and is queued; return what writes its end."""
-        log.info("Received request %s: params: %s, lora_request: %s.", request_id, params, lora_request)
-        if log.isEnabledFor(logging.DEBUG):  # prompts may be long
-            log.debug("Request %s details: prompt: %r.", request_id, self._beginning(prompt))
-        log.info("Added request %s.", request_id)
+        logger.info("Received request %s: params: %s, lora_request: %s.", request_id, params, lora_request)
+        if logger.isEnabledFor(logging.DEBUG):  # prompts may be long
+            logger.debug("Request %s details: prompt: %r.", request_id, self._beginning(prompt))
+        logger.info("Added request %s.", request_id)
         return RequestLines(request_id)
 
     def _beginning(self, prompt: Any) -> Any:
@@ -80,4 +80,4 @@ class RequestLines:
     def _end(self, line: str, *values: object) -> None:
         if not self._has_ended:
             self._has_ended = True
-            log.info(line, *values)
+            logger.info(line, *values)

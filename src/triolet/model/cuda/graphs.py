@@ -12,7 +12,7 @@ from functools import partial
 
 from triolet.model.cuda.step_device import Graph, StepDevice
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_SIZES = (1, 2, 4, 8)
 SIZE_STEP, LARGE_SIZE_STEP = 8, 16
@@ -85,7 +85,7 @@ class StepGraphs:
             except RuntimeError as error:  # torch's, of the driver and of a lack of memory
                 self._graphs.clear()
                 self._device.mark().wait()  # raises if the device is lost, and with it more than the graphs
-                _logger.warning(
+                logger.warning(
                     "a graph of %d %s cannot be captured, kernels are launched: %s", size, self._unit, error
                 )
                 return False

@@ -25,7 +25,7 @@ NUM_ROUNDS: Final = 5
 MAX_DIFFERENCE: Final = 0.02
 """Greatest distance from the Triton kernel's result, relative to its norm; rounding to bfloat16 makes some 0.003."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Timer(Protocol):
@@ -78,13 +78,13 @@ def choose_prompt_attention(
             times[each] = trial.measure(FlashAttention(each), timer)
         except Exception as error:  # packages that plug into torch raise errors of all kinds
             problems[each] = str(error) or type(error).__name__
-            _logger.info("%s is not for the prompts of this model: %s", each, problems[each])
+            logger.info("%s is not for the prompts of this model: %s", each, problems[each])
     if name in problems:
         raise ConfigError("attention_backend", f"one for this model and GPU ({problems[name]})", name)
     if times:
         times["triton"] = trial.measure(None, timer)
         shown = ", ".join(f"{each} {1000 * seconds:.3f} ms" for each, seconds in times.items())
-        _logger.info("attention of a prompt of %d tokens: %s", trial.num_tokens, shown)
+        logger.info("attention of a prompt of %d tokens: %s", trial.num_tokens, shown)
     best = min(times, key=times.__getitem__, default="triton") if name == "auto" else name
     if best == "triton":
         with contextlib.suppress(ImportError):

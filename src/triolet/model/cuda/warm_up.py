@@ -13,7 +13,7 @@ from triolet.model.input_batch import RowTable
 from triolet.model.interface import CausalModel
 from triolet.model.memory.kv_cache import allocate_kv_cache
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def can_compute_steps(model: CausalModel, device: StepDevice, *, block_size: int, logprobs_mode: str) -> bool:
@@ -45,6 +45,6 @@ def can_compute_steps(model: CausalModel, device: StepDevice, *, block_size: int
     try:
         steps.warm_up()
     except KernelCompileError as error:
-        _logger.warning("%s; rows stay in the host's memory, which makes steps slower", error)
+        logger.warning("%s; rows stay in the host's memory, which makes steps slower", error)
         return False
     return True

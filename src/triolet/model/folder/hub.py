@@ -17,7 +17,7 @@ from typing import Any
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.errors import HubUnreachable, ModelError, ModelFileError, ModelNotFound
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 # The same weights in other layouts; the modules of sentence-transformers are in folders such as `2_Dense`.
@@ -48,7 +48,7 @@ def resolve_folder(
     """
     path = os.path.expanduser(model)  # os.path and not Path: it takes any text for what it is, however odd
     if revision is not None and os.path.exists(path):
-        _logger.warning("revision has no effect: model %r is on this machine; got %r", model, revision)
+        logger.warning("revision has no effect: model %r is on this machine; got %r", model, revision)
     if model.lower().endswith(".gguf") and not os.path.isdir(path):
         if not os.path.isfile(path):
             raise ModelNotFound(f"model must be a GGUF file that is there; there is no file {model!r}")

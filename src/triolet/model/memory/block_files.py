@@ -26,7 +26,7 @@ from typing import Final
 
 import attrs
 
-_logger = logging.getLogger("triolet.runner")
+logger = logging.getLogger("triolet.runner")
 
 _MAGIC: Final = b"triolet kv\x01"  # the last byte is the version of the layout
 _HEADER: Final = struct.Struct("<11s16sQI")  # magic, key, bytes of the content, their CRC-32
@@ -71,7 +71,7 @@ class _Writer:
                 self.num_failed += 1
                 if not self.has_warned:
                     self.has_warned = True
-                    _logger.warning(
+                    logger.warning(
                         "a block of the prefix store cannot be written to %s: %s", self.folder, error
                     )
             self.num_done_bytes += len(content)
@@ -193,13 +193,13 @@ class BlockFiles:
             self._writer.known.discard(key)
             return None
         except OSError as error:
-            _logger.warning("a block of the prefix store cannot be read: %s", error)
+            logger.warning("a block of the prefix store cannot be read: %s", error)
             return None
         del data[-1]
         with memoryview(data) as view:
             header = _HEADER.pack(_MAGIC, key, num_bytes, zlib.crc32(view[_HEADER.size :]))
             if num_read != len(data) or view[: _HEADER.size] != header:
-                _logger.warning("%s is no block of this prefix store, or is damaged: it is removed", path)
+                logger.warning("%s is no block of this prefix store, or is damaged: it is removed", path)
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                 self._writer.known.discard(key)

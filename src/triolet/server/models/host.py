@@ -36,7 +36,7 @@ from triolet.protocol.responses.session import ResponsesContext
 CHECK_INTERVAL_S = 1.0
 
 OpenEngine = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
-log = logging.getLogger("triolet.models")
+logger = logging.getLogger("triolet.models")
 
 
 @attrs.frozen(kw_only=True)
@@ -270,7 +270,7 @@ class ModelHost:
     async def _host(self, model: HostedModel) -> None:
         """Keep the engine of a model open until it is to be unloaded, or dies."""
         model.leave = trio.Event()
-        log.info("loading model %s", model.name)
+        logger.info("loading model %s", model.name)
         try:
             async with self._open_engine(model.config) as engine:
                 context = self._context_of(engine, model.name)
@@ -280,19 +280,19 @@ class ModelHost:
                 self.registry.note_loaded(model.name, trio.current_time())
                 model.attempt.done.set()
                 self._changed.unpark_all()
-                log.info("model %s is loaded", model.name)
+                logger.info("model %s is loaded", model.name)
                 try:
                     await _until_left(model, engine)
                 finally:
                     # Before the engine closes: no request may get it any more.
                     model.engine, model.context, model.attempt = None, None, LoadAttempt()
                     model.metrics = None
-            log.info("model %s is unloaded", model.name)
+            logger.info("model %s is unloaded", model.name)
         except Exception as error:
             if isinstance(error, TrioletError):
-                log.warning("model %s failed: %s", model.name, error)
+                logger.warning("model %s failed: %s", model.name, error)
             else:
-                log.exception("model %s failed", model.name)
+                logger.exception("model %s failed", model.name)
             if not model.attempt.done.is_set() and self._is_loading(model):
                 failed, model.attempt = model.attempt, LoadAttempt()
                 failed.error = error

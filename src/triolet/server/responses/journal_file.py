@@ -47,7 +47,7 @@ from triolet.server.responses.snapshot_file import read_file, restorer, set_asid
 MIN_COMPACTED_BYTES: Final = 4 * 2**20
 MAX_JOURNAL_BYTES: Final = 2**30
 
-log = logging.getLogger("triolet.gateway")
+logger = logging.getLogger("triolet.gateway")
 
 
 @attrs.define(eq=False)
@@ -98,12 +98,12 @@ class ResponseJournal:
                 restorers.append(restorer(self.gateway, saved))
                 known[saved.response_id] = JournaledResponse(number, len(saved.pieces), len(saved.item_ids))
             if found.problem is not None:
-                log.warning("%s: %s; it counts up to there", self.path, found.problem)
+                logger.warning("%s: %s; it counts up to there", self.path, found.problem)
                 if found.is_corrupt:
                     set_aside(self.path)
             data = compact(data, found.responses)
         except SnapshotError as error:
-            log.warning("%s cannot be restored, the server starts without it: %s", self.path, error)
+            logger.warning("%s cannot be restored, the server starts without it: %s", self.path, error)
             set_aside(self.path)
             data, restorers, known = MAGIC, [], {}
         except OSError as error:
@@ -116,7 +116,7 @@ class ResponseJournal:
             raise ConfigError("journal", f"a file that can be written: {error}", str(self.path)) from error
         for restore in restorers:
             restore()
-        log.info("%d resumable responses restored from %s", len(restorers), self.path)
+        logger.info("%d resumable responses restored from %s", len(restorers), self.path)
 
     def _lock(self) -> None:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -251,7 +251,7 @@ class ResponseJournal:
             self._is_on = False
             self._entries.clear()
             self._writes.unpark_all()
-            log.warning(
+            logger.warning(
                 "%s cannot be written, the server goes on without it until its next start: %s",
                 self.path,
                 error,

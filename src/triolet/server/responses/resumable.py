@@ -37,7 +37,7 @@ MAX_EVENTS_AT_ONCE = 64
 
 MIN_SHARE = 16  # OpenAI's limit of active responses on one connection: one client can always have that many
 
-log = logging.getLogger("triolet.gateway")
+logger = logging.getLogger("triolet.gateway")
 
 
 class JournalOfResponses(Protocol):
@@ -311,7 +311,7 @@ class ResumableResponses:
                 if (
                     not resumable.num_readers and of_exception(error).status >= 500
                 ):  # else a reader's task logs it
-                    log.exception("response %s failed while no client read it", answer.response_id)
+                    logger.exception("response %s failed while no client read it", answer.response_id)
             resumable.is_done = True
             if answer.is_over:
                 self.on_finished(answer, resumable.owner)

@@ -76,7 +76,7 @@ PlanOf = Callable[[CreateResponse], SamplingPlan]
 RunTurn = Callable[[Turn, str | None, EmitEvents, WaitForRoom], Awaitable[None]]
 """Generates the response of a turn: (turn, owner, emit events, wait for room)."""
 
-log = logging.getLogger("triolet.gateway")
+logger = logging.getLogger("triolet.gateway")
 
 
 class ResponsesConnection:
@@ -144,7 +144,7 @@ class ResponsesConnection:
             if self._send_queue.close is not None and task == self._read:
                 return  # the writer is sending the close frame
         except Exception:
-            log.exception("a WebSocket failed")
+            logger.exception("a WebSocket failed")
             if task != self._write:
                 self._disconnect(FAILED, "internal error")
                 return
@@ -222,7 +222,7 @@ class ResponsesConnection:
                 break
             self._send_queue.put(PING)
         else:
-            log.info("a client sent nothing for %g s", 2 * config.ping_interval)
+            logger.info("a client sent nothing for %g s", 2 * config.ping_interval)
             return
         await trio.sleep(config.write_timeout)  # if the client reads on, it still gets the close frame
 
@@ -267,7 +267,7 @@ class ResponsesConnection:
             if turn.was_told:  # the client gets an event of its response, and none of type `error`
                 self._on_error(wire_error.status, wire_error.code)
             if wire_error.status >= 500:
-                log.exception("a response failed")
+                logger.exception("a response failed")
             self._apply(self._session.refuse(turn, wire_error, _now()))
         else:
             if turn.resume is not None:  # a client that had the last event already gets no other one
@@ -373,7 +373,7 @@ class ResponsesService:
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except* Exception:
-            log.exception("a WebSocket failed")
+            logger.exception("a WebSocket failed")
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -499,7 +499,7 @@ class ResponsesService:
                 with self.active_per_key.hold(owner, answer):  # admitted by the previous server already
                     await self.active.resume(self.engine, answer, owner, stream, rest, emit, wait_for_reader)
             except Exception as error:  # readers are told by an event, as for every other failure
-                log.exception("a response of the previous server failed")
+                logger.exception("a response of the previous server failed")
                 answer.fail(of_exception(error), int(time.time()))
 
         self.resumable.restore(answer, owner, generate)

@@ -26,7 +26,7 @@ from triolet.server.responses.service import ResponsesService
 # Renamed and not removed: the next start does not read it again, and nothing is lost.
 REFUSED: Final = ".refused"
 
-log = logging.getLogger("triolet.gateway")
+logger = logging.getLogger("triolet.gateway")
 
 
 def check_directory(path: str | None, field: str = "snapshot") -> None:
@@ -95,11 +95,11 @@ async def save_responses(path: Path, gateway: ResponsesService, snapshot: Snapsh
     try:
         write_file(path, data)
     except OSError as error:
-        log.warning("%d resumable responses are lost: %s cannot be written: %s", len(kept), path, error)
+        logger.warning("%d resumable responses are lost: %s cannot be written: %s", len(kept), path, error)
         return
-    log.info("%d resumable responses saved to %s", num_kept, path)
+    logger.info("%d resumable responses saved to %s", num_kept, path)
     if num_kept < len(kept):
-        log.warning(
+        logger.warning(
             "%d more were not saved: the file would be longer than %d bytes", len(kept) - num_kept, MAX_BYTES
         )
 
@@ -130,12 +130,12 @@ def restore_responses(path: Path, gateway: ResponsesService) -> None:
         restorers = [restorer(gateway, one) for one in from_bytes(data)]
         path.unlink()  # first, so that no response is restored twice
     except (OSError, SnapshotError) as error:
-        log.warning("%s cannot be restored, the server starts without it: %s", path, error)
+        logger.warning("%s cannot be restored, the server starts without it: %s", path, error)
         set_aside(path)
         return
     for restore in restorers:
         restore()
-    log.info("%d resumable responses restored from %s", len(restorers), path)
+    logger.info("%d resumable responses restored from %s", len(restorers), path)
 
 
 def set_aside(path: Path) -> None:
@@ -144,9 +144,9 @@ def set_aside(path: Path) -> None:
     try:
         os.replace(path, aside)
     except OSError as error:
-        log.warning("it cannot be renamed either: %s", error)
+        logger.warning("it cannot be renamed either: %s", error)
     else:
-        log.info("it was renamed to %s", aside)
+        logger.info("it was renamed to %s", aside)
 
 
 def restorer(gateway: ResponsesService, kept: SavedResponse) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import GenerationRequest
 
-log = logging.getLogger("triolet.http")
+logger = logging.getLogger("triolet.http")
 
 
 def error_response(error: WireError) -> Response:
@@ -50,7 +50,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
 def log_failure(request: Request, error: BaseException) -> None:
     """Log a failure for the operator, under the id that the client has got."""
     request_id = request.scope.get("state", {}).get("request_id", "?")
-    log.error("request %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error)
+    logger.error("request %s failed: %s %s", request_id, request.method, request.url.path, exc_info=error)
 
 
 @contextmanager

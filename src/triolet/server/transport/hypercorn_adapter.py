@@ -48,7 +48,7 @@ KEEP_ALIVE_S = 75.0  # longer than the idle limit of the usual proxies, so that 
 LINGER_S = 1.0
 READ_AHEAD_BYTES = 2**18  # read while h11 does not need them yet
 
-log = logging.getLogger("triolet.http")
+logger = logging.getLogger("triolet.http")
 
 
 class HttpServer:
@@ -78,7 +78,7 @@ class HttpServer:
         self.config.h11_max_incomplete_size = MAX_HEAD_BYTES
         self.config.include_server_header = False
         self.config.accesslog = None
-        self.config.errorlog = log
+        self.config.errorlog = logger
 
     async def drain(self) -> None:
         """Close idle connections now, and busy ones and new ones after their response."""

@@ -61,7 +61,7 @@ CLIENT_GONE = (
 )
 
 ServeWebSocket = Callable[[ClientStream], Awaitable[None]]
-log = logging.getLogger("triolet.front")
+logger = logging.getLogger("triolet.front")
 
 
 class Listener:
@@ -157,7 +157,7 @@ class Listener:
                 except OSError as error:
                     if error.errno not in OUT_OF_RESOURCES:
                         raise
-                    log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
+                    logger.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
                     await trio.sleep(ACCEPT_AGAIN_S)
                     continue
                 connections.start_soon(self._receive, stream)
@@ -184,7 +184,7 @@ class Listener:
         except* CLIENT_GONE:
             pass
         except* Exception:
-            log.exception("a connection failed")
+            logger.exception("a connection failed")
         finally:
             self._forget(address, socket_stream)
             await trio.aclose_forcefully(socket_stream)

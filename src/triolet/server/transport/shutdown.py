@@ -14,7 +14,7 @@ from triolet.config.server import GatewayConfig
 
 SIGNALLED: Final = 128  # a shell adds the number of the signal that ended a program
 
-log = logging.getLogger("triolet.serve")
+logger = logging.getLogger("triolet.serve")
 
 
 @attrs.define(eq=False)
@@ -30,7 +30,7 @@ class StopSignals:
             task_status.started()
             async for number in signals:
                 if self.first is not None:
-                    log.warning("a second signal: ending at once")
+                    logger.warning("a second signal: ending at once")
                     logging.shutdown()
                     os._exit(SIGNALLED + number)
                 self.first = number
