@@ -139,7 +139,7 @@ class StructuredOutputManager:
                     await self.ask(params, {serial: token_ids})
                 return
             [(serial, token_ids)] = answers.items()
-            self._put_down(MaskAnswer(serial, len(token_ids), b"", False, f"its grammar failed: {error}"))
+            self._set_mask(MaskAnswer(serial, len(token_ids), b"", False, f"its grammar failed: {error}"))
             return
         for one in masks:
             if one.problem and self._core.masks.is_current(one.serial, one.position):
@@ -148,7 +148,7 @@ class StructuredOutputManager:
                 self._fail(one.serial, unusable_grammar(params, one.problem))
                 self._channels.wake_scheduler()
             else:
-                self._put_down(one)
+                self._set_mask(one)
 
     async def ask_later(self, serials: tuple[int, ...], shortage: ResourceShortage) -> None:
         """Have these masks asked for again after a pause; fail the requests whose last attempt this was."""
@@ -162,10 +162,10 @@ class StructuredOutputManager:
         self._core.masks.put_back(serials)
         self._requests.wake()
 
-    def _put_down(self, answer: MaskAnswer) -> None:
+    def _set_mask(self, answer: MaskAnswer) -> None:
         del self._num_attempts[answer.serial]
         mask = TokenMask(answer.position, answer.mask, answer.is_over, answer.problem or None)
-        if self._core.masks.put_down(answer.serial, mask):
+        if self._core.masks.set_mask(answer.serial, mask):
             self._channels.wake_scheduler()
 
 

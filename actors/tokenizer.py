@@ -83,7 +83,7 @@ async def _answer(tokenizer: TokenizerInterface | None, request: TokenizeRequest
     message, reply = request
     answers: list[TokenizeReply] = []
     with reply:  # closed without an answer if this life ends here; `_ask` then asks the next one
-        with foreign_errors_kept(lambda error: answers.append(_at_the_caller(error, message))):
+        with foreign_errors_kept(lambda error: answers.append(_error_for_caller(error, message))):
             answers.append(await run(lambda: _tokenize(tokenizer, message)))
         # The caller may have left meanwhile.
         with suppress(trio.BrokenResourceError):
@@ -95,7 +95,7 @@ def _tokenize(tokenizer: TokenizerInterface | None, message: Tokenize) -> Tokeni
     return tokenizer.tokenize(message)
 
 
-def _at_the_caller(error: BaseException, message: Tokenize) -> BaseException:
+def _error_for_caller(error: BaseException, message: Tokenize) -> BaseException:
     """Return the error that the caller gets."""
     # Any error but our own, a panic in foreign code included, is blamed on the prompt.
     if isinstance(error, TrioletError):

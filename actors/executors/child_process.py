@@ -359,7 +359,7 @@ class ForkServer:
             with trio.move_on_after(limit_s) as silence:
                 await trio.lowlevel.wait_readable(self._connection)
             if silence.cancelled_caught:
-                raise ConnectionError(f"the fork server has been silent for {limit_s:g} s")
+                raise ConnectionError(f"the fork server has been silent for {limit_s} s")
             message = self._connection.recv(MAX_MESSAGE_BYTES)
             self._is_ready |= message == READY
             if len(message) == PROCESS_ID.size:

@@ -296,7 +296,7 @@ class RunnerProcess(RunnerConnection):
     _writer: FrameWriter = attrs.field(init=False)  # of the requests
     _exited: trio.Event = attrs.field(factory=trio.Event, init=False)
     _line: bytes = attrs.field(default=b"", init=False)
-    _last_words: StderrTail = attrs.field(factory=StderrTail, init=False)
+    _stderr_tail: StderrTail = attrs.field(factory=StderrTail, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._writer = FrameWriter(self._pipes.requests)
@@ -415,11 +415,11 @@ class RunnerProcess(RunnerConnection):
             await self._exited.wait()
             returncode = self.child.returncode
         assert returncode is not None
-        self._hear_the_rest()
+        self._read_rest()
         is_hang = is_hang and reason is not None
         reason = reason or describe_exit(returncode)
-        if last_words := self._last_words.since(trio.current_time() - RECENT_S):
-            reason += "; its last words: " + " | ".join(last_words)
+        if tail := self._stderr_tail.since(trio.current_time() - RECENT_S):
+            reason += "; the end of its log: " + " | ".join(tail)
         return RunnerDied(reason, returncode, is_hang=is_hang)
 
     async def _end(self) -> None:
@@ -429,7 +429,7 @@ class RunnerProcess(RunnerConnection):
                 await self._exited.wait()
             self.child.kill()
             await self._exited.wait()
-        self._hear_the_rest()
+        self._read_rest()
         self._pipes.replies.close()
         self._pipes.errors.close()
         trio.lowlevel.notify_closing(self._pipes.life)
@@ -441,7 +441,7 @@ class RunnerProcess(RunnerConnection):
             while data := await self._pipes.errors.receive_some(READ_BYTES):
                 self._hear(data)
 
-    def _hear_the_rest(self) -> None:
+    def _read_rest(self) -> None:
         """Log what a dead process has left in the pipe: it may be the reason."""
         with suppress(BlockingIOError):
             while data := os.read(self._pipes.errors.fileno(), READ_BYTES):
@@ -458,5 +458,5 @@ class RunnerProcess(RunnerConnection):
 
     def _log(self, line: bytes) -> None:
         if text := line[:MAX_LINE_BYTES].decode(errors="replace").rstrip():
-            self._last_words.hear(text, trio.current_time())
+            self._stderr_tail.add_line(text, trio.current_time())
             logger.warning("process %d: %s", self.child.pid, text)

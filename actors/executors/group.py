@@ -34,7 +34,7 @@ T = TypeVar("T")
 GRACE_S = 1.0  # from the failure of one rank in a load until the others are killed
 
 
-class Meeting:
+class Rendezvous:
     """Folder on a machine in which the ranks of a group find each other, life after life."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class GroupExecutor(Executor):
     def __init__(self, ranks: Sequence[ProcessExecutor], begin_life: Callable[[], Awaitable[None]]) -> None:
         self._ranks, self._begin_life = ranks, begin_life
         for rank in ranks:
-            rank.companions = ranks
+            rank.peers = ranks
         self._deaths: list[RunnerDied] = []  # of this life, in their order
         self._asking: trio.CancelScope | None = None  # of the call that all ranks are to answer
 
@@ -203,24 +203,24 @@ class LocalGroup(GroupExecutor):
 
     def __init__(self, config: EngineConfig) -> None:
         check_group(config)
-        self._meeting, size = Meeting(), config.tensor_parallel_size
+        self._rendezvous, size = Rendezvous(), config.tensor_parallel_size
         if sys.platform != "linux":
             config = attrs.evolve(
                 config, keep_standby=False
             )  # all ranks are replaced, and one of them has died
-        commands = [self._meeting.command(rank, size) for rank in range(size)]
+        commands = [self._rendezvous.command(rank, size) for rank in range(size)]
         ranks = [ProcessExecutor(config, command, (*command, "fork")) for command in commands]
         super().__init__(ranks, self._meet)
 
     async def _meet(self) -> None:
         await trio.lowlevel.checkpoint()
-        self._meeting.begin_life()
+        self._rendezvous.begin_life()
         for rank in self._ranks:  # all at once, although they are started one after the other
             rank.prepare()
 
     def close(self) -> None:
         """Remove the folder in which the ranks find each other."""
-        self._meeting.close()
+        self._rendezvous.close()
 
 
 def check_group(config: EngineConfig) -> None:

@@ -126,7 +126,7 @@ class ProcessExecutor(LookAheadExecutor):
         self._halted: StepPlan | None = None  # the last plan that was
         self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
-        self.companions: Sequence[ProcessExecutor] = (self,)
+        self.peers: Sequence[ProcessExecutor] = (self,)
         """Executors that load together, this one among them: one that is silent may wait for another one."""
 
     @asynccontextmanager
@@ -192,7 +192,7 @@ class ProcessExecutor(LookAheadExecutor):
         process, config = self._here(), self._next_config
         self._next_config = self._config  # unless this load succeeds, the next one measures free memory anew
         limit_s = self._load_silence_limit_s()
-        late = f"made no progress in loading the model for more than {limit_s:g} s"
+        late = f"made no progress in loading the model for more than {limit_s} s"
         silence_s, heard_s = 0.0, trio.current_time()
         async with self._hangs_counted(), process.conversation(limit_s, late):
             if self._former is not None:
@@ -229,9 +229,7 @@ class ProcessExecutor(LookAheadExecutor):
 
     def _processor_times(self) -> dict[RunnerConnection, float]:
         """Return the processor time of each process that loads together with this one, seconds."""
-        return {
-            each._process: each._process.processor_s for each in self.companions if each._process is not None
-        }
+        return {each._process: each._process.processor_s for each in self.peers if each._process is not None}
 
     async def _reply(self, process: RunnerConnection, limit_s: float | None) -> Reply:
         """Receive the next reply; start a standby process if it takes so long that it may never come."""
@@ -249,9 +247,7 @@ class ProcessExecutor(LookAheadExecutor):
     def _load_silence_limit_s(self) -> float | None:
         limit_s = None if self._config.step_timeout is None else self._load_silence.limit_s()
         # A load in a fork says nothing of one that imports first, or waits for a rank that does.
-        if limit_s is not None and any(
-            one._has_to_import and not one._knows_imports for one in self.companions
-        ):
+        if limit_s is not None and any(one._has_to_import and not one._knows_imports for one in self.peers):
             return max(limit_s, IMPORT_SILENCE_S)
         return limit_s
 
@@ -279,7 +275,7 @@ class ProcessExecutor(LookAheadExecutor):
         Each plan has the time that its kind of step may take, from the result of the one before it.
         """
         process = self._here()
-        async with process.conversation(*self._patience(plan)):
+        async with process.conversation(*self._step_limit(plan)):
             try:
                 await self._send(process, plan)
                 reply = await self._last_reply(process, tell)
@@ -292,7 +288,7 @@ class ProcessExecutor(LookAheadExecutor):
                     tell(reply)
                     if follower is not None and not is_sent:
                         await self._send(process, follower)
-                    process.allow(*self._patience(self._sent[0]))
+                    process.allow(*self._step_limit(self._sent[0]))
                     reply = await self._last_reply(process, tell)
             finally:
                 self._sent.clear()
@@ -333,16 +329,16 @@ class ProcessExecutor(LookAheadExecutor):
             self._sent.append(plan)
             self._ahead = None
 
-    def _patience(self, plan: StepPlan) -> tuple[float | None, str]:
+    def _step_limit(self, plan: StepPlan) -> tuple[float | None, str]:
         limit_s = self._hang_limit.limit_s(step_kind(plan))
         source = "step_timeout" if limit_s == self._config.step_timeout else "learned from such steps"
-        return limit_s, f"took more than {limit_s:g} s for a step ({source})"
+        return limit_s, f"took more than {limit_s} s for a step ({source})"
 
     async def _last_reply(self, process: RunnerConnection, tell: Tell) -> StepResult | Failure:
         """Receive the replies to the oldest plan that was sent; return the last of them."""
         plan, began_s = self._sent[0], trio.current_time()
         kind = step_kind(plan)
-        limit_s, late = self._patience(plan)
+        limit_s, late = self._step_limit(plan)
         while True:
             reply = _checked(await self._reply(process, limit_s), plan)
             if isinstance(reply, Failure):
@@ -373,7 +369,7 @@ class ProcessExecutor(LookAheadExecutor):
             await trio.lowlevel.checkpoint()
             return WorkerOutcome(error=error)
         limit_s = None if limit_s is None else max(limit_s, 0.0)
-        late = f"took more than {limit_s:g} s for the call of {call.name}"
+        late = f"took more than {limit_s} s for the call of {call.name}"
         async with process.conversation(limit_s, late):
             await process.ask(request)
             reply = await process.reply()

@@ -211,9 +211,9 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked about twice at one place, and the second time the grammar takes its time."""
-    guide, put_down = (
+    guide, set_mask = (
         structured_output.StructuredOutputManager.ask,
-        structured_output.StructuredOutputManager._put_down,
+        structured_output.StructuredOutputManager._set_mask,
     )
     num_asked = 0
 
@@ -230,15 +230,15 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
             late.extend(await self.grammars.guide(form, answers))
 
     def told(self: structured_output.StructuredOutputManager, guided: Any) -> None:
-        put_down(self, guided)
+        set_mask(self, guided)
         if late and guided.position > late[0].position:
-            put_down(self, late.pop())
+            set_mask(self, late.pop())
 
     late: list[Any] = []
     async with opened(folder, runner="inline") as engine:
         undisturbed = first(await engine.complete([1, 2, 3], params(JSON, 5)))
         monkeypatch.setattr(structured_output.StructuredOutputManager, "ask", ask)
-        monkeypatch.setattr(structured_output.StructuredOutputManager, "_put_down", told)
+        monkeypatch.setattr(structured_output.StructuredOutputManager, "_set_mask", told)
         assert first(await engine.complete([1, 2, 3], params(JSON, 5))) == undisturbed
     assert num_asked > 3 and not late
 

@@ -107,9 +107,9 @@ def test_a_grammar_reads_the_answer_from_where_the_reasoning_ended() -> None:
     assert desk.masks.is_current(thinking.serial, 1)
     assert not desk.masks.is_current(thinking.serial, 3)
     assert not desk.masks.is_current(99, 0)
-    assert desk.masks.put_down(thinking.serial, TokenMask(1, b"\x02", is_over=True, problem="p"))
+    assert desk.masks.set_mask(thinking.serial, TokenMask(1, b"\x02", is_over=True, problem="p"))
     assert desk.masks.take_answers() == {thinking.serial: TokenMask(3, b"\x02", is_over=True, problem="p")}
-    assert not desk.masks.put_down(plain.serial, TokenMask(1, b"\x02"))  # it has grown since
+    assert not desk.masks.set_mask(plain.serial, TokenMask(1, b"\x02"))  # it has grown since
     assert not desk.has_answers()
 
 
@@ -144,13 +144,13 @@ def test_an_answer_with_a_form_may_begin_with_reasoning() -> None:
     entry, plain = desk.open(rules=MAY_THINK), desk.open()
     assert desk.masks.sort([entry.serial, plain.serial]) == {GRAMMAR: {entry.serial: (), plain.serial: ()}}
     for one in (entry, plain):
-        assert desk.masks.put_down(one.serial, TokenMask(0, b"\x02"))
+        assert desk.masks.set_mask(one.serial, TokenMask(0, b"\x02"))
     answers = desk.masks.take_answers()
     assert answers == {
         entry.serial: TokenMask(0, bytes([2 | 1 << OPENING])),
         plain.serial: TokenMask(0, b"\x02"),
     }
-    assert desk.masks.put_down(entry.serial, TokenMask(0, None))
+    assert desk.masks.set_mask(entry.serial, TokenMask(0, None))
     assert desk.masks.take_answers() == {entry.serial: TokenMask(0, None)}
 
 
@@ -177,7 +177,7 @@ def test_an_answer_to_a_question_of_an_earlier_life_counts_from_the_first_token(
     entry = desk.open()
     desk.say(entry, 1)
     assert (desk.masks.is_current(entry.serial, 0), desk.masks.is_current(entry.serial, 1)) == (False, True)
-    assert desk.masks.put_down(entry.serial, TokenMask(1, b"\x02"))
+    assert desk.masks.set_mask(entry.serial, TokenMask(1, b"\x02"))
     assert desk.masks.take_answers() == {entry.serial: TokenMask(1, b"\x02")}
 
 

@@ -34,14 +34,14 @@ def _no_mask(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("what may come next counts for whatever the answer is by now")
 def _no_position_check(patch: pytest.MonkeyPatch) -> None:
-    put_down = GrammarMasks.put_down
+    set_mask = GrammarMasks.set_mask
 
     def mutated(self: GrammarMasks, serial: int, mask: TokenMask) -> bool:
         if (entry := self._journal.get(serial)) is None:
             return False
-        return put_down(self, serial, attrs.evolve(mask, position=len(entry.output_token_ids)))
+        return set_mask(self, serial, attrs.evolve(mask, position=len(entry.output_token_ids)))
 
-    patch.setattr(GrammarMasks, "put_down", mutated)
+    patch.setattr(GrammarMasks, "set_mask", mutated)
 
 
 @mutant("who is bound to a form has a part in runs")

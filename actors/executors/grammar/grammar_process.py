@@ -129,7 +129,9 @@ class GrammarProcess:
             except ProcessLookupError:
                 raise GrammarDead("its process has ended") from None
 
-    async def ask_rarely(self, request: GrammarRequest | None, limit: RareHangLimit) -> GrammarReply:
+    async def ask_with_learned_limit(
+        self, request: GrammarRequest | None, limit: RareHangLimit
+    ) -> GrammarReply:
         """Ask within a limit that is learned; otherwise as `ask`."""
         began_s, limit_s = trio.current_time(), limit.limit_s()
         assert limit_s is not None
@@ -253,7 +255,7 @@ class GrammarProcesses:
 
     async def open(self, params: StructuredOutputsParams, owner: str | None = None) -> None:
         try:
-            async with self._at_hand(params, owner, MAX_WAIT * self._timeout_s) as process:
+            async with self._in_use(params, owner, MAX_WAIT * self._timeout_s) as process:
                 process.num_requests += 1
         except (GrammarFailed, GrammarRefused) as error:
             raise wrong_grammar(params, str(error)) from None
@@ -305,7 +307,7 @@ class GrammarProcesses:
     async def _guide(
         self, params: StructuredOutputsParams, answers: dict[int, tuple[int, ...]]
     ) -> tuple[MaskAnswer, ...]:
-        async with self._at_hand(params) as process, process.turn:
+        async with self._in_use(params) as process, process.turn:
             steps = tuple(_step(process, serial, token_ids) for serial, token_ids in answers.items())
             request = MaskQuestions(steps, tuple(process.ended))
             process.ended.clear()
@@ -342,7 +344,7 @@ class GrammarProcesses:
                 process.ended.add(serial)
 
     @asynccontextmanager
-    async def _at_hand(
+    async def _in_use(
         self, params: StructuredOutputsParams, owner: str | None = None, max_wait_s: float = math.inf
     ) -> AsyncGenerator[GrammarProcess]:
         """Yield the process of a grammar, and keep it running within the scope."""
@@ -440,7 +442,7 @@ class GrammarProcesses:
                     send_fd(self._original.stream.socket, theirs.fileno())
                     theirs.close()  # from here on it is the copy's alone, and ends with it
                     with self._timing():
-                        state = await process.ask_rarely(None, self._limits.split)
+                        state = await process.ask_with_learned_limit(None, self._limits.split)
                 process.remember(state.process_id)
                 process.memory_left = state.memory_left if isinstance(state, GrammarState) else None
         except (OSError, GrammarFailed, trio.ClosedResourceError) as error:
@@ -548,7 +550,7 @@ async def _start_original(
             raise
         limit_s = limit.limit_s()
         try:
-            state = await original.ask_rarely(vocabulary, limit)
+            state = await original.ask_with_learned_limit(vocabulary, limit)
         except GrammarDead:
             _end_original(original, popen)
             # The interpreter died before it could report the shortage.

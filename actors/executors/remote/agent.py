@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from triolet.actors.executors.child_process import describe_exit, exit_code_of, worker_environment
-from triolet.actors.executors.group import Meeting
+from triolet.actors.executors.group import Rendezvous
 from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import join, watch_other_end
 from triolet.actors.supervisor import root_cause
@@ -140,15 +140,15 @@ class Agent:
         if len(ends) == 1:
             await self._live_at(ends[0], self.command)
             return
-        meeting = Meeting()
-        meeting.begin_life()
+        rendezvous = Rendezvous()
+        rendezvous.begin_life()
         try:
             async with trio.open_nursery() as nursery:
                 for rank, end in enumerate(ends):
-                    life = self._live_at(end, meeting.command(rank, len(ends)))
+                    life = self._live_at(end, rendezvous.command(rank, len(ends)))
                     nursery.start_soon(_until, life, nursery.cancel_scope)
         finally:
-            meeting.close()
+            rendezvous.close()
 
     async def _live_at(self, end: End, command: Sequence[str]) -> None:
         """Have a process compute at a connection until it, or the engine, ends."""

@@ -189,7 +189,7 @@ class WorkerLink(RunnerConnection):
         is_hang = is_hang and reason is not None
         reason = reason or self._cause
         if reason is None:
-            self._hear_the_rest()
+            self._read_rest()
         self._kill()
         is_lost = reason is None and self._returncode is None
         if reason is None:
@@ -202,7 +202,7 @@ class WorkerLink(RunnerConnection):
             is_lost=is_lost,
         )
 
-    def _hear_the_rest(self) -> None:
+    def _read_rest(self) -> None:
         """Read how the process has ended, if that has arrived."""
         with suppress(OSError, FrameError):
             for _ in range(MAX_LAST_READS if self._is_plain else 0):

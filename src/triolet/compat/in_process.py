@@ -80,7 +80,7 @@ class InProcessGrammars:
                 found = grammar.next_mask(MaskQuestion(serial, start, token_ids[start:]))
                 self._num_told[serial] = len(token_ids)
                 mask = TokenMask(len(token_ids), found.mask, found.is_over, found.problem or None)
-                core.masks.put_down(serial, mask)
+                core.masks.set_mask(serial, mask)
         # Ended requests: their place in each grammar is of no use any more.
         for serial in [serial for serial in self._num_told if serial not in core.journal]:
             del self._num_told[serial]

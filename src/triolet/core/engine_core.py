@@ -41,7 +41,7 @@ from triolet.core.weights import WeightsState
 # Grammar masks: requests that need a mask, questions to the grammars, and their answers.
 #
 #     scheduler   ask()  --->  take_questions(), sort()   driver of the grammars
-#                 take_answers()  <---  answer(), put_down()
+#                 take_answers()  <---  answer(), set_mask()
 #
 # A step computes no token for a request while its mask is older than its last token. The scheduler's side
 # never waits: it asks, goes on with other requests, and takes the answers when they are there. The driver
@@ -179,7 +179,7 @@ class GrammarMasks:
         self.answer(entry.serial, TokenMask(len(output), mask))
         return None
 
-    def put_down(self, serial: int, mask: TokenMask) -> bool:
+    def set_mask(self, serial: int, mask: TokenMask) -> bool:
         """Take the answer of a grammar; its position counts from the token at which the grammar began.
 
         Returns:

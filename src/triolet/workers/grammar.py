@@ -56,8 +56,8 @@ def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the copies
     tokens = _read_vocabulary(connection)
     while True:
-        wish, fds, _, _ = socket.recv_fds(connection, 1, 1)
-        if not wish:
+        request, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        if not request:
             os._exit(0)
         # Without a free descriptor the system has closed the socket instead of handing it over: its end is the answer.
         for fd in fds:
@@ -67,17 +67,17 @@ def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
 def _split(tokens: GrammarVocabulary, connection: socket.socket, fd: int) -> None:
     """Fork a copy that serves the socket `fd`, or report there why it cannot be started."""
     original_id = os.getpid()
-    with socket.socket(fileno=fd) as asker:
+    with socket.socket(fileno=fd) as client:
         try:
             is_copy = os.fork() == 0
         except OSError as error:
-            with suppress(OSError):  # the asker has left
-                _reply(asker, _state_of(error, "a grammar process"))
+            with suppress(OSError):  # the client has left
+                _reply(client, _state_of(error, "a grammar process"))
             return
         if is_copy:
             die_with_parent(original_id)
             connection.close()
-            _serve(tokens, asker)
+            _serve(tokens, client)
 
 
 def _state_of(error: Exception, purpose: str) -> GrammarState:
@@ -128,7 +128,7 @@ def _serve(tokens: GrammarVocabulary, connection: socket.socket) -> NoReturn:
         os._exit(1)  # the limit of the grammar's memory; there may be none left to say so
     except BaseException:  # a panic in foreign code is no Exception
         crash = traceback.format_exc()[-MAX_CRASH_CHARS:]
-        with suppress(OSError):  # the asker has left
+        with suppress(OSError):  # the client has left
             _reply(connection, GrammarState(os.getpid(), "", crash=crash))
         os._exit(1)
     finally:

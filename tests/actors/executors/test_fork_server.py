@@ -223,7 +223,7 @@ async def test_a_load_that_has_to_import_has_more_time_than_those_in_forks(
 ) -> None:
     cold_s = child_process.IMPORT_SILENCE_S
     executor, companion = executor_with(), executor_with()
-    companion.companions = (companion, executor)
+    companion.peers = (companion, executor)
     for each in (executor, companion):
         async with one_life(each):
             limit_s = each._load_silence_limit_s()

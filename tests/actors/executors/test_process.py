@@ -197,7 +197,7 @@ async def test_an_executor_is_used_in_its_scope_or_not_at_all() -> None:
             ("kill", "was killed by SIGKILL", -signal.SIGKILL),
             (
                 "segfault",
-                r"was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault \| .*fake_worker.py",
+                r"was killed by SIGSEGV; the end of its log: Fatal Python error: Segmentation fault \| .*fake_worker",
                 -signal.SIGSEGV,
             ),
             (
@@ -560,7 +560,7 @@ async def test_a_rank_that_waits_for_one_that_computes_is_not_killed(
     busy = executor_that("compute", "reload", tmp_path / "busy")
     waiting = executor_that("wait", "reload", tmp_path / "waiting")
     for one in (busy, waiting):
-        one.companions = (busy, waiting)
+        one.peers = (busy, waiting)
     results: list[StepResult] = []
 
     async def live(one: ProcessExecutor) -> None:

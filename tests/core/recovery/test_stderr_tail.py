@@ -16,7 +16,7 @@ FATAL = "Fatal Python error: Floating point exception"
 def words(lines: list[str]) -> StderrTail:
     heard = StderrTail()
     for line in lines:
-        heard.hear(line, 1.0)
+        heard.add_line(line, 1.0)
     return heard
 
 
@@ -57,7 +57,7 @@ def test_a_fatal_error_in_a_thread_that_python_does_not_know_is_told_without_fra
 
 def test_old_lines_are_no_reason() -> None:
     heard = words([FATAL, thread(True), *frames("dividing")])
-    heard.hear("later", 5.0)
+    heard.add_line("later", 5.0)
     assert heard.since(4.0) == ["later"]
     assert heard.since(6.0) == []
 

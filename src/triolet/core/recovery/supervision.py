@@ -172,7 +172,7 @@ class StderrTail:
     _num_frames: int = attrs.field(default=0, init=False)
     _is_among_frames: bool = attrs.field(default=False, init=False)
 
-    def hear(self, line: str, now: float) -> None:
+    def add_line(self, line: str, now: float) -> None:
         """Take a line.
 
         Args:

@@ -28,12 +28,12 @@ class Group:
     device: torch.device  # of this rank
 
     @classmethod
-    def join(cls, part: Part, meeting: Path, device: torch.device) -> Group:
+    def join(cls, part: Part, rendezvous: Path, device: torch.device) -> Group:
         """Join the group; return when all ranks have.
 
         Args:
             part: of this process.
-            meeting: file that rank 0 writes the port of its store to; another one for each life of the group.
+            rendezvous: file that rank 0 writes the port of its store to; another one for each life of the group.
             device: of this rank: a GPU's peers talk over NCCL, a CPU's over gloo.
 
         Raises:
@@ -44,11 +44,11 @@ class Group:
         limit = timedelta(seconds=JOIN_S)
         if part.rank == 0:
             store = TCPStore("127.0.0.1", 0, part.size, True, limit, wait_for_workers=False)
-            draft = meeting.with_suffix(".draft")
+            draft = rendezvous.with_suffix(".draft")
             draft.write_text(str(store.port))
-            draft.rename(meeting)  # seen whole or not at all
+            draft.rename(rendezvous)  # seen whole or not at all
         else:
-            store = TCPStore("127.0.0.1", _port(meeting), part.size, False, limit)
+            store = TCPStore("127.0.0.1", _port(rendezvous), part.size, False, limit)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=part.rank, world_size=part.size, timeout=limit)
         return cls(part, device)
@@ -81,10 +81,10 @@ class Group:
         return bool(count.item())
 
 
-def _port(meeting: Path) -> int:
+def _port(rendezvous: Path) -> int:
     end_s = time.monotonic() + JOIN_S
-    while not meeting.exists():
+    while not rendezvous.exists():
         if time.monotonic() > end_s:
             raise ModelError(f"rank 0 of the tensor-parallel group did not come within {JOIN_S} s")
         time.sleep(POLL_S)
-    return int(meeting.read_text())
+    return int(rendezvous.read_text())

@@ -54,7 +54,7 @@ def restart_event(restarting: tuple[str, ...]) -> dict[str, Any]:
 
 
 @attrs.frozen(eq=False)
-class VendorEventTeller:
+class VendorEventSender:
     """Tasks that tell the changes of one request; made inside of the stream's scope, and run in or after it."""
 
     _progresses: ProgressStream
@@ -62,7 +62,7 @@ class VendorEventTeller:
     _tell: Tell
 
     @classmethod
-    def of(cls, engine: Engine, stream: TokenStream, tell: Tell) -> VendorEventTeller:
+    def of(cls, engine: Engine, stream: TokenStream, tell: Tell) -> VendorEventSender:
         """Return the teller of a request."""
         return cls(stream.follow(INTERVAL_S), engine.follow_restarts(), tell)
 
@@ -93,7 +93,7 @@ async def vendor_events(engine: Engine, stream: TokenStream, tell: Tell) -> Asyn
     """Tell the changes of a request while the scope is open; `tell` may be cancelled at its end."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(VendorEventTeller.of(engine, stream, tell).run)
+        nursery.start_soon(VendorEventSender.of(engine, stream, tell).run)
         try:
             yield
         except Exception as error:  # raised again below, without the nursery's group around it

@@ -17,7 +17,7 @@ from triolet.core.request.request import FinishReason
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.generation import GenerationRequest, Usage
 from triolet.protocol.responses.session import shutting_down
-from triolet.server.responses.vendor_events import VendorEventTeller
+from triolet.server.responses.vendor_events import VendorEventSender
 from triolet.server.routes.app_context import AppContext, owner_of
 from triolet.server.routes.request_body import cancel_on_disconnect
 from triolet.server.routes.sse import EventSender, EventStream
@@ -69,7 +69,7 @@ class GenerationHandler(ABC, Generic[Body]):
         async def tell(event: dict[str, Any]) -> None:
             await events.send({**self.empty_chunk(), "triolet": event})
 
-        events.start_soon(VendorEventTeller.of(self.context.engine, stream, tell).run)
+        events.start_soon(VendorEventSender.of(self.context.engine, stream, tell).run)
 
     def check_streamed(self, output: RequestOutput) -> None:
         """Check that an output does not end a streamed answer with the server.

@@ -604,7 +604,7 @@ async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_tw
             nursery.start_soon(grammars.watch)
             for wanted in (once, twice, twice):
                 await grammars.open(wanted)
-            async with grammars._at_hand(in_use):
+            async with grammars._in_use(in_use):
                 await trio.sleep(IDLE_S - 1.0)
                 assert set(grammars._processes) == {once, twice, in_use}
                 await trio.sleep(1.0 + IDLE_CHECK_S)
