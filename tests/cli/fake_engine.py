@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import EngineDead, ModelNotFound, PromptTooLong, RequestFailed
 
 Prompt = str | list[dict[str, str]] | dict[str, Any]
@@ -41,6 +42,23 @@ class FakeStream:
         return self.outputs
 
 
+@attrs.frozen
+class FakeTokenizer:
+    """Tokenizer of a model that thinks; one token is one character, and none is special."""
+
+    template_source: str = ""
+    tool_template_source: str = ""
+    template_variables: frozenset[str] = frozenset({"enable_thinking"})
+    thinking_prompt: str = ""
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        assert message.prompt is None
+        return Tokenized(None, (), (), tuple(tuple(map(ord, mark)) for mark in message.marks))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+
 @attrs.define
 class FakeEngine:
     """Answers `count to N`, `story` and failures by name; echoes the rest. One word is one token.
@@ -58,14 +76,7 @@ class FakeEngine:
     params: list[SamplingParams] = attrs.field(factory=list)
     max_model_len: int = 1024
     reasoning_parser: str | None = None
-    tokenizer: Any = attrs.field(
-        factory=lambda: SimpleNamespace(
-            template_source="",
-            tool_template_source="",
-            template_variables={"enable_thinking"},
-            thinking_prompt="",
-        )
-    )
+    tokenizer: FakeTokenizer = attrs.field(factory=FakeTokenizer)
 
     @property
     def model_name(self) -> str:
