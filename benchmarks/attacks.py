@@ -874,7 +874,7 @@ def main() -> None:
     parser.add_argument(
         "--nice",
         type=int,
-        default=0,
+        default=19,
         help="niceness of the attackers: they stand for other machines, with no claim to the processors of this one",
     )
     parser.add_argument(

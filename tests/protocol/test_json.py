@@ -116,6 +116,7 @@ def test_a_long_text_that_is_not_json_is_refused(wrong: str) -> None:
         ('{"logit_bias": {' + ",".join(f'"{key}": 1' for key in range(3000)) + "}}", "json_too_large"),
         ('{"a": {' + ",".join(f'"{key}": 1' for key in range(20_000)) + "}}", "json_too_large"),
         ('{"messages": [' + ",".join(["{}"] * 30_000) + "]}", "json_too_large"),
+        ('{"stop": [' + ",".join(['"a text"'] * 30_000) + "]}", "json_too_large"),
         ('{"a": "' + "{[,:" * 100_000 + '"}', None),
         ('{"a": ' + "[" * 200 + "]" * 200 + "}", "invalid_json"),
     ],
@@ -134,6 +135,13 @@ def test_what_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.Mo
     for raw in ("{" + '"a":1,' * 10**6, '{"a":' + "[" * 10**6, '{"a":[' + "{}," * 10**6):
         with pytest.raises(WireError):
             parse_object(raw)
+
+
+def test_objects_of_a_long_text_share_their_keys() -> None:
+    """Two thousand messages with keys of their own would take twice the memory."""
+    first, *others = parse_object('{"a": [' + ",".join(['{"a key": "a text of some length"}'] * 2048) + "]}")["a"]
+    [key] = first
+    assert all(next(iter(other)) is key for other in others)
 
 
 @pytest.mark.parametrize("letter", ["x", "\\n", "😀", "{", " "])

@@ -148,8 +148,8 @@ class GatewayConfig(Configuration):
         default=2**18,
     )
     max_json_members: int = _count(
-        # Messages of a chat, tools, token ids in logit_bias: each costs work in the event loop.
-        "Keys of one JSON object, and objects or lists in one JSON list.",
+        # Messages of a chat, tools, stop texts, token ids in logit_bias: each costs memory and work in the event loop.
+        "Keys of one JSON object, and items of one JSON list that are no numbers.",
         default=2048,
     )
     max_json_depth: int = _count(

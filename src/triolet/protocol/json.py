@@ -49,7 +49,7 @@ class JsonLimits:
     """Limits on the shape of a JSON text from a client."""
 
     max_values: int = 2**18  # values and keys in all; a prompt of token ids has one per token
-    max_members: int = 2048  # keys of one object, and objects or lists in one list, such as messages or tools
+    max_members: int = 2048  # keys of one object, and items of one list that are no numbers: messages, tools, stop texts
     max_depth: int = 128  # objects and lists inside each other
 
 
@@ -161,6 +161,7 @@ class _LongText:
 
     def __init__(self, text: str, limits: JsonLimits) -> None:
         self._text, self._limits = text, limits
+        self._keys: dict[str, str] = {}  # one copy of each: thousands of objects may have the same ones
         self._give_way = between_windows.get()
 
     def parse(self) -> Any:
@@ -208,6 +209,7 @@ class _LongText:
             if num_members > self._limits.max_members:
                 raise _too_many_members(self._limits)
             key, place = self._string(place + 1)
+            key = self._keys.setdefault(key, key)
             place = self._skip(place)
             if text[place : place + 1] != ":":
                 raise json.JSONDecodeError("Expecting ':' delimiter", text, place)
@@ -222,15 +224,15 @@ class _LongText:
     def _list(self, start: int) -> tuple[list[Any], int]:
         text = self._text
         items: list[Any] = []
-        num_containers = 0
+        num_members = 0
         place = self._skip(start)
         if text[place : place + 1] == "]":
             return items, place + 1
         while True:
             place = self._numbers(place, items)
-            if text[place : place + 1] in ("{", "["):
-                num_containers += 1
-                if num_containers > self._limits.max_members:
+            if text[place : place + 1] in ("{", "[", '"'):
+                num_members += 1
+                if num_members > self._limits.max_members:
                     raise _too_many_members(self._limits)
             value, place = self._value(place)
             items.append(value)
@@ -365,7 +367,7 @@ def _too_large(rule: str) -> WireError:
 
 
 def _too_many_members(limits: JsonLimits) -> WireError:
-    return _too_large(f"must have at most {limits.max_members} keys in an object and objects in a list")
+    return _too_large(f"must have at most {limits.max_members} keys in an object and, beside numbers, items in a list")
 
 
 def _invalid(reason: str) -> WireError:
