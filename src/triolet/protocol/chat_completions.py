@@ -24,7 +24,7 @@ from triolet.core.tools import (
 from triolet.core.tools.answer import thinks_at
 from triolet.protocol.errors import missing, wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
-from triolet.protocol.json import CONVERTER, Wrong
+from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.sampling import OffersTools
 

@@ -14,7 +14,7 @@ from triolet.core.request.params import SamplingParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
-from triolet.protocol.json import CONVERTER, Wrong
+from triolet.protocol.json.structuring import CONVERTER, Wrong
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 MAX_PROMPTS = 128

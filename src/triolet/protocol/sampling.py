@@ -24,7 +24,7 @@ from triolet.core.tools import ToolPlan, plan_tools
 from triolet.errors import InvalidRequest
 from triolet.protocol.choices import check_choices
 from triolet.protocol.errors import WireError, unsupported, wrong
-from triolet.protocol.json import CONVERTER, Wrong, structure, structure_field
+from triolet.protocol.json.structuring import CONVERTER, Wrong, structure, structure_field
 
 
 @attrs.frozen

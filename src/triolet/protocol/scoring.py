@@ -10,7 +10,7 @@ import attrs
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.protocol.errors import missing, wrong
-from triolet.protocol.json import CONVERTER, Wrong
+from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.pooling import MAX_INPUTS, PooledRequest, usage_of
 
 

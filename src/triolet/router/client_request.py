@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import JsonLimits, between_windows, parse_object
+from triolet.protocol.json.parsing import JsonLimits, between_windows, parse_object
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 
 PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")

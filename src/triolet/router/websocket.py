@@ -30,7 +30,8 @@ from triolet.client.websocket import ClientWebSocket, ConnectionLost
 from triolet.core.request.request import TraceHeaders
 from triolet.errors import ResourceShortage
 from triolet.protocol.errors import WireError, of_exception
-from triolet.protocol.json import JsonLimits, encode
+from triolet.protocol.json.encoding import encode
+from triolet.protocol.json.parsing import JsonLimits
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents

@@ -9,7 +9,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import CONVERTER
+from triolet.protocol.json.structuring import CONVERTER
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.response_items import Input
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import EncodedList
+from triolet.protocol.json.encoding import EncodedList
 from triolet.protocol.responses.store import (
     BYTES_PER_RESPONSE,
     ResponseStore,

@@ -56,14 +56,14 @@ async def test_a_model_answers_to_its_path_too() -> None:
 FIRST_REQUESTS = """
 import trio
 from tests.server.routes.harness import HELLO, MODEL, serving
-from triolet.protocol import json
+from triolet.protocol.json import structuring
 
 def generate(kind, *_, **fields):
     raise AssertionError(f"{kind} was not prepared")
 
 async def main():
     async with serving() as scene:
-        json.make_dict_structure_fn = generate
+        structuring.make_dict_structure_fn = generate
         for path, payload in (
             ("/v1/chat/completions", {**HELLO, "max_tokens": 2}),
             ("/v1/completions", {"model": MODEL, "prompt": "HELLO", "max_tokens": 2}),

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.protocol.json import WINDOW, JsonLimits, between_windows, parse_object
+from triolet.protocol.json.parsing import WINDOW, JsonLimits, between_windows, parse_object
 from triolet.server.transport import parse_thread
 from triolet.server.transport.parse_thread import MAX_WAIT_S, PIECE_S, SHARE, LoopWatch, parse_in_thread
 

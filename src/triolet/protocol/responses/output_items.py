@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from triolet.protocol.json import EncodedList
+from triolet.protocol.json.encoding import EncodedList
 
 Event = dict[str, Any]
 """A server event, less its sequence number until `ResponseBuilder` has given it one."""

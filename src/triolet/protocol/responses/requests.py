@@ -24,7 +24,8 @@ from triolet.core.tools.answer import EFFORTS, thinks_at
 from triolet.errors import InvalidRequest
 from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
-from triolet.protocol.json import CONVERTER, JsonLimits, Wrong, parse_object, structure
+from triolet.protocol.json.parsing import JsonLimits, parse_object
+from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.labels import check_labels
 from triolet.protocol.responses.response_items import Input, Message
 from triolet.protocol.sampling import OffersTools, check_object_fields, sampling_params, structure_request

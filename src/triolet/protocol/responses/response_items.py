@@ -25,7 +25,7 @@ from triolet.core.tools import (
     ToolPlan,
 )
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import CONVERTER, Wrong
+from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.responses.output_items import (
     CallOutput,
     Event,

@@ -18,7 +18,8 @@ from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.errors import InvalidRequest, SnapshotError
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import CONVERTER, EncodedList, Wrong, structure
+from triolet.protocol.json.encoding import EncodedList
+from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import Input, NewId, ResponseDelta, ResponseHistory

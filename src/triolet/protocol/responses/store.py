@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import attrs
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import EncodedList, encode
+from triolet.protocol.json.encoding import EncodedList, encode
 from triolet.protocol.responses.response_items import Message
 
 BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted

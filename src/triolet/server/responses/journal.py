@@ -24,7 +24,7 @@ from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.core.step_plan import TokenLogprobs
 from triolet.errors import SnapshotError
 from triolet.ipc.snapshot import SavedAnswer, SavedRequest, Snapshot
-from triolet.protocol.json import EncodedList
+from triolet.protocol.json.encoding import EncodedList
 from triolet.protocol.responses.response_items import ResponseDelta
 from triolet.protocol.responses.snapshot import SavedOutput, SavedResponse, from_bytes, to_bytes
 

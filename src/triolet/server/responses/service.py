@@ -35,7 +35,7 @@ from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
-from triolet.protocol.json import encode
+from triolet.protocol.json.encoding import encode
 from triolet.protocol.responses.requests import ClientEvent, CreateResponse, SamplingPlan, read_event
 from triolet.protocol.responses.response import ResponseBuilder
 from triolet.protocol.responses.response_items import Message

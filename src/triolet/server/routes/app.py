@@ -14,7 +14,7 @@ from triolet.errors import TrioletError
 from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
-from triolet.protocol.json import prepare_to_structure
+from triolet.protocol.json.structuring import prepare_to_structure
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.server.models.routing import ModelMiddleware, list_resident, stop_model
 from triolet.server.responses.generate import ActiveResponses, responses_context

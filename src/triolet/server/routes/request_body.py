@@ -9,7 +9,7 @@ import trio
 from starlette.requests import Request
 from starlette.types import Receive
 
-from triolet.protocol.json import parse_object
+from triolet.protocol.json.parsing import parse_object
 from triolet.server.routes.app_context import client_of, context_of
 from triolet.server.transport.input_limits import json_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from triolet.core.request.request import FinishReason, pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
-from triolet.protocol.json import encode
+from triolet.protocol.json.encoding import encode
 from triolet.protocol.responses.input_items_page import input_items, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse, SamplingPlan

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from triolet.observability.prometheus import GatewayMetrics
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import STREAM_END
-from triolet.protocol.json import encode
+from triolet.protocol.json.encoding import encode
 from triolet.server.routes.app_context import context_of
 from triolet.server.routes.errors import log_failure
 from triolet.server.routes.request_body import cancel_on_disconnect

@@ -18,7 +18,8 @@ from triolet.core.tools.choice import FunctionTool, parse_tools
 from triolet.errors import InvalidRequest
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
-from triolet.protocol.json import encode_long, structure
+from triolet.protocol.json.encoding import encode_long
+from triolet.protocol.json.structuring import structure
 from triolet.server.routes.app_context import AppContext, context_of
 from triolet.server.routes.request_body import read_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triolet.config.server import GatewayConfig
-from triolet.protocol.json import JsonLimits
+from triolet.protocol.json.parsing import JsonLimits
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.websocket import SocketLimits
 

@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from triolet.core.recovery.supervision import typed_shortages
-from triolet.protocol.json import between_windows
+from triolet.protocol.json.parsing import between_windows
 
 LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
 SHARE: Final = 0.1  # of the time, while the event loop has work

@@ -32,7 +32,7 @@ from wsproto.frame_protocol import CloseReason
 from triolet.config.fields import is_key
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import encode
+from triolet.protocol.json.encoding import encode
 from triolet.server.transport.client_stream import ClientStream, InputBudget, InputReservation
 
 RECEIVE_BYTES = 2**16

@@ -1,4 +1,4 @@
-"""JSON from clients: one object of Unicode text and finite numbers, within limits, parsed without holding the GIL long.
+"""Parse JSON from clients: one object of Unicode text and finite numbers, within limits, without holding the GIL long.
 
 Python's parser is one C call that holds the GIL until its end, so a long body parsed in a thread still stops the event
 loop. Therefore a long text is handled in windows of 4 KiB, with a bytecode boundary after each, where another thread
@@ -20,17 +20,14 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final
 
 import attrs
-import cattrs
-from cattrs.errors import BaseValidationError, ClassValidationError
-from cattrs.gen import make_dict_structure_fn
 
-from triolet.protocol.errors import WireError, missing, wrong
+from triolet.protocol.errors import WireError
 
 LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a millisecond to parse
 # Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
@@ -49,7 +46,9 @@ class JsonLimits:
     """Limits on the shape of a JSON text from a client."""
 
     max_values: int = 2**18  # values and keys in all; a prompt of token ids has one per token
-    max_members: int = 2048  # keys of one object, and items of one list that are no numbers: messages, tools, stop texts
+    max_members: int = (
+        2048  # keys of one object; items of one list that are no numbers: messages, tools, stops
+    )
     max_depth: int = 128  # objects and lists inside each other
 
 
@@ -280,77 +279,6 @@ class _LongText:
             self._give_way()
 
 
-class EncodedList(list[Any]):
-    """List that keeps the JSON of its items: a long list that is sent several times is encoded once.
-
-    Args:
-        items: never changed afterwards.
-    """
-
-    def __init__(self, items: Iterable[Any] = ()) -> None:
-        super().__init__(items)
-        self._texts = list(map(_dumps, self))
-
-    def add(self, others: EncodedList) -> None:
-        """Append the items of another list."""
-        super().extend(others)
-        self._texts += others._texts
-
-    @property
-    def texts(self) -> list[str]:
-        """The JSON of each item."""
-        return self._texts
-
-
-def encode(value: Mapping[str, Any]) -> str:
-    """Return one line of JSON."""
-    pieces: list[str] = []
-    _write(value, pieces)
-    return "".join(pieces)
-
-
-def encode_long(value: Mapping[str, Any]) -> bytes:
-    """Return an object with long texts and long lists of numbers as JSON, made window by window for a thread."""
-    members = []
-    for key, item in value.items():
-        is_long = isinstance(item, str | list | tuple) and len(item) > WINDOW
-        windows = (
-            [item[start : start + WINDOW] for start in range(0, len(item), WINDOW)] if is_long else [item]
-        )
-        # The quotes or brackets of each window are cut off, and those of the first and the last one put back.
-        texts = [_dumps(window)[1:-1] if is_long else _dumps(window) for window in windows]
-        text = f'"{"".join(texts)}"' if isinstance(item, str) else f"[{','.join(texts)}]"
-        members.append(f"{_dumps(key)}:{text if is_long else texts[0]}".encode())
-    return b"{%s}" % b",".join(members)
-
-
-def _write(value: Any, pieces: list[str]) -> None:
-    # The pieces are joined once, so a long text is not copied at every level of nesting.
-    if isinstance(value, EncodedList):
-        pieces += ("[", ",".join(value.texts), "]")
-    elif not _holds_encoded(value):
-        pieces.append(_dumps(value))
-    elif isinstance(value, dict):
-        for place, (key, item) in enumerate(value.items()):
-            pieces += ("," if place else "{", _dumps(key), ":")
-            _write(item, pieces)
-        pieces.append("}")
-    else:
-        for place, item in enumerate(value):
-            pieces.append("," if place else "[")
-            _write(item, pieces)
-        pieces.append("]")
-
-
-def _holds_encoded(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(isinstance(item, EncodedList) or _holds_encoded(item) for item in items)
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -367,184 +295,10 @@ def _too_large(rule: str) -> WireError:
 
 
 def _too_many_members(limits: JsonLimits) -> WireError:
-    return _too_large(f"must have at most {limits.max_members} keys in an object and, beside numbers, items in a list")
+    return _too_large(
+        f"must have at most {limits.max_members} keys in an object and, beside numbers, items in a list"
+    )
 
 
 def _invalid(reason: str) -> WireError:
     return WireError(f"This is not valid JSON: {reason}", code="invalid_json")
-
-
-# `structure` converts JSON data to attrs classes: exact types, no coercion, and errors that name the field by
-# its path. `null` gives a field its default, if it has one. Keys that a class does not have are ignored,
-# since every client sends some of its own.
-T = TypeVar("T")
-Hook = Callable[[Any, Any], Any]
-
-CONVERTER = cattrs.Converter(detailed_validation=True)
-
-
-class Wrong(ValueError):
-    """A value breaks a rule; `structure` adds the path of the value.
-
-    Args:
-        rule: end of the sentence "<path> must be ...".
-        code: of the error, for programs.
-        at: path of the field inside the value that is structured.
-    """
-
-    def __init__(self, rule: str, got: object, code: str = "invalid_value", at: str = "") -> None:
-        super().__init__(rule)
-        self.rule, self.got, self.code, self.at = rule, got, code, at
-
-
-class _At(ValueError):
-    """Error in one entry of a list."""
-
-    def __init__(self, step: str, inner: Exception) -> None:
-        super().__init__(step)
-        self.step, self.inner = step, inner
-
-
-def structure(payload: Mapping[str, Any], kind: type[T]) -> T:
-    """Convert plain data to an object of class `kind`.
-
-    Raises:
-        WireError: names the first wrong field, the rule and the value.
-    """
-    try:
-        return CONVERTER.structure(payload, kind)
-    except (ValueError, BaseValidationError) as error:
-        raise _answered(error, "") from None
-
-
-def prepare_to_structure(*kinds: type) -> None:
-    """Generate the code that structures objects of these classes, which the first one of each would wait for."""
-    for kind in kinds:
-        CONVERTER.get_structure_hook(kind)
-
-
-def structure_field(name: str, value: object, kind: Any) -> Any:
-    """Convert the value of one field to type `kind`.
-
-    Raises:
-        WireError: names the field, the rule and the value.
-    """
-    try:
-        return CONVERTER.structure(value, kind)
-    except (ValueError, BaseValidationError) as error:
-        raise _answered(error, name) from None
-
-
-def _answered(error: BaseException, path: str) -> WireError:
-    """Return the error for the client, and take the original apart."""
-    found = _first(error, path)
-    _drop_tracebacks(error)
-    return found
-
-
-def _drop_tracebacks(error: BaseException) -> None:
-    # Their frames hold the list of the errors: a circle that only a full garbage collection would find.
-    error.__traceback__ = None
-    inner = (error.inner,) if isinstance(error, _At) else getattr(error, "exceptions", ())
-    for one in inner:
-        _drop_tracebacks(one)
-
-
-def _first(error: BaseException, path: str) -> WireError:
-    """Return the first error of a group of validation errors, with its path."""
-    if isinstance(error, _At):
-        return _first(error.inner, path + error.step)
-    if isinstance(error, ClassValidationError):
-        noted, bare = error.group_exceptions()
-        if noted:
-            inner, note = noted[0]
-            return _first(inner, f"{path}.{note.name}".removeprefix("."))
-        return _first(bare[0], path)
-    if isinstance(error, WireError):
-        return error
-    if isinstance(error, Wrong):
-        path = ".".join(filter(None, (path, error.at)))
-        return wrong(path or "the request", error.rule, error.got, code=error.code)
-    if isinstance(error, KeyError):
-        return missing(path)
-    return WireError(f"{path or 'the request'} is not valid", param=path or None)
-
-
-def _exactly(kind: type, rule: str) -> Hook:
-    def hook(value: Any, _: Any) -> Any:
-        if type(value) is not kind:
-            raise Wrong(rule, value)
-        return value
-
-    return hook
-
-
-def _number(value: Any, _: Any) -> float:
-    if type(value) not in (int, float):
-        raise Wrong("a number", value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Wrong("a finite number", value)
-    return value  # type: ignore[no-any-return]  # not converted: the message about its range shows what was sent
-
-
-def _tuple(kind: Any) -> Hook:
-    item_kind = get_args(kind)[0]
-    structure_item = CONVERTER.get_structure_hook(item_kind)
-
-    def hook(value: Any, _: Any) -> Any:
-        if type(value) is not list:
-            raise Wrong("a list", value)
-        items = []
-        give_way = between_windows.get()
-        for index, item in enumerate(value):
-            if index % 64 == 0:
-                give_way()
-            try:
-                items.append(structure_item(item, item_kind))
-            except (ValueError, BaseValidationError) as error:
-                raise _At(f"[{index}]", error) from None
-        return tuple(items)
-
-    return hook
-
-
-def _mapping(value: Any, kind: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise Wrong("an object", value)
-    item = (*get_args(kind), Any, Any)[1]
-    if item is str:
-        for text in value.values():
-            if type(text) is not str:
-                raise Wrong("an object of strings", text)
-    return value
-
-
-def _object(kind: Any) -> Hook:
-    structure_fields = make_dict_structure_fn(kind, CONVERTER, _cattrs_detailed_validation=True)
-    optional = {field.name for field in attrs.fields(kind) if field.default is not attrs.NOTHING}
-
-    def hook(value: Any, _: Any) -> Any:
-        if not isinstance(value, dict):
-            raise Wrong("an object", value)
-        return structure_fields(
-            {name: item for name, item in value.items() if item is not None or name not in optional}, kind
-        )
-
-    return hook
-
-
-def _is_tuple(kind: Any) -> bool:
-    return get_origin(kind) is tuple
-
-
-def _is_mapping(kind: Any) -> bool:
-    return kind is Mapping or get_origin(kind) is Mapping
-
-
-CONVERTER.register_structure_hook(int, _exactly(int, "a whole number"))
-CONVERTER.register_structure_hook(str, _exactly(str, "a string"))
-CONVERTER.register_structure_hook(bool, _exactly(bool, "true or false"))
-CONVERTER.register_structure_hook(float, _number)
-CONVERTER.register_structure_hook_factory(_is_tuple, _tuple)
-CONVERTER.register_structure_hook_func(_is_mapping, _mapping)
-CONVERTER.register_structure_hook_factory(attrs.has, _object)

@@ -9,39 +9,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json import LONG_TEXT, EncodedList, encode, encode_long, parse_object
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": EncodedList([{"b": 1}, {"b": "\u00e9\n"}])},
-        {"a": {"b": [1, {"c": EncodedList()}], "d": None}, "e": [True, 0.5, "x"]},
-        {"logprobs": EncodedList([1]), "part": {"logprobs": EncodedList([2, 3])}, "\u2028": {}},
-        {"nothing": [], "of": {}, "it": "here"},
-    ],
-)
-def test_what_is_encoded_already_comes_out_as_if_it_were_not(value: dict[str, Any]) -> None:
-    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    assert encode(value) == plain
-
-
-def test_lists_that_know_their_json_can_be_added() -> None:
-    whole = EncodedList([1])
-    whole.add(EncodedList([{"a": 2}]))
-    assert whole == [1, {"a": 2}] and whole.texts == ["1", '{"a":2}']
-
-
-def test_what_is_encoded_is_not_encoded_again() -> None:
-    items = EncodedList([{"token": "x"}])
-    items[0]["token"] = "y"  # nobody changes it; if somebody does, it is not looked at
-    assert encode({"a": items}) == '{"a":[{"token":"x"}]}'
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_json_number_is_never_written(value: float) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        encode({"a": value})
+from triolet.protocol.json.parsing import LONG_TEXT, parse_object
 
 
 @pytest.mark.parametrize(
@@ -74,7 +42,7 @@ def long_text(value: Any, **form: Any) -> str:
 def test_a_long_text_means_the_same_as_to_the_parser_of_python(
     is_ascii: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triolet.protocol.json.WINDOW", 96)  # every boundary of a window is met
+    monkeypatch.setattr("triolet.protocol.json.parsing.WINDOW", 96)  # every boundary of a window is met
     generator = random.Random(20)
     letters = ["a", '"', "\\", "\n", "ä", "😀", "\u2028", "{", "[", ",", ":", "x" * 50]
     for _ in range(60):
@@ -131,7 +99,7 @@ def test_the_shape_of_a_text_is_bounded_whatever_stands_in_its_strings(raw: str,
 
 
 def test_what_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triolet.protocol.json._LongText.parse", None)
+    monkeypatch.setattr("triolet.protocol.json.parsing._LongText.parse", None)
     for raw in ("{" + '"a":1,' * 10**6, '{"a":' + "[" * 10**6, '{"a":[' + "{}," * 10**6):
         with pytest.raises(WireError):
             parse_object(raw)
@@ -139,7 +107,9 @@ def test_what_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.Mo
 
 def test_objects_of_a_long_text_share_their_keys() -> None:
     """Two thousand messages with keys of their own would take twice the memory."""
-    first, *others = parse_object('{"a": [' + ",".join(['{"a key": "a text of some length"}'] * 2048) + "]}")["a"]
+    first, *others = parse_object('{"a": [' + ",".join(['{"a key": "a text of some length"}'] * 2048) + "]}")[
+        "a"
+    ]
     [key] = first
     assert all(next(iter(other)) is key for other in others)
 
@@ -160,16 +130,3 @@ def test_no_call_of_the_parser_handles_more_than_a_window_of_a_long_text(letter:
         sys.setprofile(None)
     # One to look for what is outside of strings and one to read, of each window; a megabyte takes hundreds.
     assert num_calls > 2 * len(raw) // 2**12
-
-
-def test_an_object_of_long_members_is_encoded_as_python_does() -> None:
-    value = {
-        "a": "é\n😀" * 5000,
-        "b": list(range(10_000)),
-        "c": ("x", 'y"') * 3000,
-        "d": [],
-        "e": None,
-        "f": 1.5,
-    }
-    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    assert encode_long(value) == plain.encode()

@@ -1,0 +1,1 @@
+"""JSON of clients: parsed within limits, converted to classes, and written."""

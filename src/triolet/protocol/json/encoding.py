@@ -1,0 +1,80 @@
+"""Write JSON for clients; what is sent several times, or is long, is encoded in parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from triolet.protocol.json.parsing import WINDOW
+
+
+class EncodedList(list[Any]):
+    """List that keeps the JSON of its items: a long list that is sent several times is encoded once.
+
+    Args:
+        items: never changed afterwards.
+    """
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
+        self._texts = list(map(_dumps, self))
+
+    def add(self, others: EncodedList) -> None:
+        """Append the items of another list."""
+        super().extend(others)
+        self._texts += others._texts
+
+    @property
+    def texts(self) -> list[str]:
+        """The JSON of each item."""
+        return self._texts
+
+
+def encode(value: Mapping[str, Any]) -> str:
+    """Return one line of JSON."""
+    pieces: list[str] = []
+    _write(value, pieces)
+    return "".join(pieces)
+
+
+def encode_long(value: Mapping[str, Any]) -> bytes:
+    """Return an object with long texts and long lists of numbers as JSON, made window by window for a thread."""
+    members = []
+    for key, item in value.items():
+        is_long = isinstance(item, str | list | tuple) and len(item) > WINDOW
+        windows = (
+            [item[start : start + WINDOW] for start in range(0, len(item), WINDOW)] if is_long else [item]
+        )
+        # The quotes or brackets of each window are cut off, and those of the first and the last one put back.
+        texts = [_dumps(window)[1:-1] if is_long else _dumps(window) for window in windows]
+        text = f'"{"".join(texts)}"' if isinstance(item, str) else f"[{','.join(texts)}]"
+        members.append(f"{_dumps(key)}:{text if is_long else texts[0]}".encode())
+    return b"{%s}" % b",".join(members)
+
+
+def _write(value: Any, pieces: list[str]) -> None:
+    # The pieces are joined once, so a long text is not copied at every level of nesting.
+    if isinstance(value, EncodedList):
+        pieces += ("[", ",".join(value.texts), "]")
+    elif not _holds_encoded(value):
+        pieces.append(_dumps(value))
+    elif isinstance(value, dict):
+        for place, (key, item) in enumerate(value.items()):
+            pieces += ("," if place else "{", _dumps(key), ":")
+            _write(item, pieces)
+        pieces.append("}")
+    else:
+        for place, item in enumerate(value):
+            pieces.append("," if place else "[")
+            _write(item, pieces)
+        pieces.append("]")
+
+
+def _holds_encoded(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(item, EncodedList) or _holds_encoded(item) for item in items)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
