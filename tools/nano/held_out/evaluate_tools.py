@@ -1,11 +1,14 @@
 """Ask triolet-nano hand-written questions with tools and questions to think about, and print how many are right.
 
-    python tools/nano/held_out/evaluate_tools.py [--model src/triolet/nano] [--show]
+    python tools/nano/held_out/evaluate_tools.py [--model src/triolet/nano] [--strict] [--show]
 
 The questions run greedily through an engine, with `tool_choice` "auto". A call is right when there are no others, its name is
 right and so are all arguments; letter case does not count. The questions were not taken from the training text, but that text
 is made at random, so a simple ask ("What is 12 plus 30?", "Hello!") can come up in it by chance, word for word. Of the functions
 that the training text does not have, a few are close in kind to some that it has: a property to look up, a value to set.
+
+With `--strict` the functions are `strict`, as the Agents SDK and other clients of the Responses API have them: the engine binds a call to
+the names and the schemas of the functions.
 """
 
 import argparse
@@ -204,7 +207,10 @@ async def said(
     if thinks:
         prompt["chat_template_kwargs"] = {"enable_thinking": True}
     params = triolet.SamplingParams(
-        temperature=0.0, max_tokens=400, skip_special_tokens=plan.skip_special_tokens
+        temperature=0.0,
+        max_tokens=400,
+        skip_special_tokens=plan.skip_special_tokens,
+        structured_outputs=plan.structured_outputs,
     )
     output = await engine.complete(prompt, params)
     parser = plan.parser(output.prompt)
@@ -248,7 +254,11 @@ def _with_calls(case: Case) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
-async def evaluate(model: str, show: bool) -> None:
+def _strict(function: dict[str, Any]) -> dict[str, Any]:
+    return {**function, "function": {**function["function"], "strict": True}}
+
+
+async def evaluate(model: str, strict: bool, show: bool) -> None:
     """Ask all questions and print the shares."""
     num_calls = num_answers = num_thoughts = num_thinking = 0
     with_result = [case for case in CASES if case.results]
@@ -256,13 +266,14 @@ async def evaluate(model: str, show: bool) -> None:
         for case in CASES:
             messages = [{"role": "system", "content": case.system}] if case.system else []
             messages.append({"role": "user", "content": case.ask})
-            answer = await said(engine, messages, case.tools)
+            tools = [_strict(function) for function in case.tools] if strict else case.tools
+            answer = await said(engine, messages, tools)
             right = is_right(answer.calls, case.calls) and bool(answer.calls or answer.text)
             num_calls += right
             if show and not right:
                 print(f"  call: {case.ask!r} -> {answer.calls or answer.text!r}, not {case.calls}")
             if case.results:
-                answer = await said(engine, messages + _with_calls(case), case.tools)
+                answer = await said(engine, messages + _with_calls(case), tools)
                 right = re.search(case.pattern, answer.text) is not None and not answer.calls
                 num_answers += right
                 if show and not right:
@@ -282,9 +293,10 @@ async def evaluate(model: str, show: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate triolet-nano's calls of tools and its thinking.")
     parser.add_argument("--model", default=str(FOLDER), help="folder of the model")
+    parser.add_argument("--strict", action="store_true", help="bind calls to the functions' schemas")
     parser.add_argument("--show", action="store_true", help="show the wrong answers")
     options = parser.parse_args()
-    trio.run(evaluate, options.model, options.show)
+    trio.run(evaluate, options.model, options.strict, options.show)
 
 
 if __name__ == "__main__":
