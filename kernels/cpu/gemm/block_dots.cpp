@@ -2,6 +2,7 @@
 
 #include "gemm/block_dots.h"
 
+#include "gemm/amx_blocks.h"
 #include "gemm/block_format.h"
 
 namespace {
@@ -770,11 +771,19 @@ __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row
   });
 }
 
+#if defined(AMX_TILES)
+template <bool HALVES, bool MINIMA>
+void dot_tile(const AmxBlockTile<HALVES, MINIMA>& tile, const Int8Rows& x, int row, int num_in, int rows, int place,
+              int count, float* sums) {
+  tile.multiply(x, row, num_in, rows, place, count, sums);
+}
+#endif
+
 // sums[rows][TILE_COLUMNS] = many rows times a panel, of which a part at a time is unpacked once for all of them.
-template <class Format, class Rows>
+template <class Tile, class Format, class Rows>
 __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* panel, const Rows& x, int row, int num_in,
                                         int rows, float* sums) {
-  decltype(tile_for(x, format)) tile;
+  Tile tile;
   const InPanel<Format> blocks(format);
   const int groups = num_in / GROUP, per_block = format.inputs() / GROUP;
   for (int place = 0; place < groups; place += tile.GROUPS) {
@@ -802,8 +811,15 @@ INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num
     // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them.
     constexpr int BITS = decltype(format)::BITS;
     constexpr bool UNPACKS = BITS < 8 || !std::is_same_v<Rows, Int8Rows> || !ByteSums<BITS>::IN_PAIRS;
+    using Tile = decltype(tile_for(x, format));
+#if defined(AMX_TILES)
+    using Format = decltype(format);
+    if constexpr (std::is_same_v<Rows, Int8Rows>)
+      if (rows > TILE_ROWS && amx_usable())
+        return dot_many<AmxBlockTile<Format::HALVES, Format::MINIMA>>(format, panel.blocks, x, row, num_in, rows, sums);
+#endif
     if constexpr (UNPACKS)
-      if (rows > TILE_ROWS) return dot_many(format, panel.blocks, x, row, num_in, rows, sums);
+      if (rows > TILE_ROWS) return dot_many<Tile>(format, panel.blocks, x, row, num_in, rows, sums);
     in_groups(rows, [&](auto size, int first) {
       dot_few<size.value>(format, panel.blocks, x, row + first, num_in, sums + first * TILE_COLUMNS);
     });
