@@ -105,7 +105,8 @@ def test_products_packed_for_bfloat16_activations_round_nothing_but_the_result(
     right = x.double() @ weight.double().T + bias
     found = product(cpp, kept, x)
     assert ((found - right).abs() <= 2**-8 * right.abs() + 2e-5 * right.abs().mean()).all()
-    for num_rows in (1, 2, 7, 130):
+    # Tiles, which multiply more than six rows, add in another order than vectors.
+    for num_rows in (1, 2, 7, 130) if variant != "amx" else (7, 16, 33, 130):
         assert product(cpp, kept, x[-num_rows:]).equal(found[-num_rows:])
     x[0, 7] = float("inf")
     assert not product(cpp, kept, x)[0].isfinite().any()

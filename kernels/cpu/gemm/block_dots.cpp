@@ -772,8 +772,8 @@ __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row
 }
 
 #if defined(AMX_TILES)
-template <bool HALVES, bool MINIMA>
-void dot_tile(const AmxBlockTile<HALVES, MINIMA>& tile, const Int8Rows& x, int row, int num_in, int rows, int place,
+template <class Rows, bool HALVES, bool MINIMA>
+void dot_tile(const AmxBlockTile<Rows, HALVES, MINIMA>& tile, const Rows& x, int row, int num_in, int rows, int place,
               int count, float* sums) {
   tile.multiply(x, row, num_in, rows, place, count, sums);
 }
@@ -814,9 +814,10 @@ INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num
     using Tile = decltype(tile_for(x, format));
 #if defined(AMX_TILES)
     using Format = decltype(format);
-    if constexpr (std::is_same_v<Rows, Int8Rows>)
-      if (rows > TILE_ROWS && amx_usable())
-        return dot_many<AmxBlockTile<Format::HALVES, Format::MINIMA>>(format, panel.blocks, x, row, num_in, rows, sums);
+    // Zero points of columns are subtracted from int8 weights, and from the sums of bfloat16.
+    constexpr bool MINIMA = Format::MINIMA || (Format::ZEROS && !std::is_same_v<Rows, Int8Rows>);
+    if (rows > TILE_ROWS && amx_usable())
+      return dot_many<AmxBlockTile<Rows, Format::HALVES, MINIMA>>(format, panel.blocks, x, row, num_in, rows, sums);
 #endif
     if constexpr (UNPACKS)
       if (rows > TILE_ROWS) return dot_many<Tile>(format, panel.blocks, x, row, num_in, rows, sums);

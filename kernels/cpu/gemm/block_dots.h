@@ -12,7 +12,8 @@
 // of four inputs of each column. Of weights with four or five bits, a word's lower nibbles are four inputs and its upper
 // ones the next four; fifth bits are in words of their own. Of six bits, three words hold four: the upper two bits of
 // each are a part of the fourth. Few rows are multiplied with the panel as it is; for more, a part of it at a time is
-// unpacked into the L1 cache. With AMX, tiles multiply many rows of int8 (gemm/amx_blocks.h); the results are the same.
+// unpacked into the L1 cache. With AMX, tiles multiply them (gemm/amx_blocks.h): with the same results of int8; sums of
+// bfloat16 are added in another order, the same one for any number of rows above TILE_ROWS.
 
 #pragma once
 
