@@ -35,9 +35,9 @@ class Context:
         api.llama_backend_init()
         api.llama_log_set(_silence(api), None)
         params = api.llama_model_default_params()
-        # Packed for AMX, 0.3.36 crashed on q8_0 models.
+        # Packed for AMX, 0.3.36 crashed on models of q8_0 and q4_k_m.
         packs_for_amx = b"AMX_INT8 = 1" in api.llama_print_system_info()
-        params.use_extra_bufts = options["weights"] != "q8_0" or not packs_for_amx
+        params.use_extra_bufts = not options["weights"].startswith("q") or not packs_for_amx
         self.model = api.llama_model_load_from_file(str(path).encode(), params)
         if not self.model:
             raise RuntimeError(f"llama.cpp could not load {path}")

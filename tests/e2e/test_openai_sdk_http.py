@@ -166,15 +166,33 @@ def test_a_form_that_is_asked_for_is_kept(client: Any) -> None:
     assert json.loads(answer.choices[0].message.content)["ok"] in (True, False)
 
 
-def test_a_model_that_knows_no_tools_can_not_choose_them_and_can_be_made_to_call_one(client: Any) -> None:
+def test_the_model_calls_a_tool_and_uses_its_result(client: Any) -> None:
+    schema = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_current_weather",
+            "description": "Get the current weather in a given location",
+            "parameters": {**schema, "additionalProperties": False},
+        },
+    }
+    wish = {"model": MODEL, "tools": [tool], "temperature": 0, "max_tokens": 100}
+    messages: list[Any] = [{"role": "user", "content": "What is the weather like in Boston?"}]
+    choice = client.chat.completions.create(messages=messages, **wish).choices[0]
+    [call] = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "get_current_weather")
+    assert json.loads(call.function.arguments) == {"location": "Boston"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "The weather in Boston is sunny."}
+    answer = client.chat.completions.create(messages=[*messages, choice.message, result], **wish).choices[0]
+    assert answer.finish_reason == "stop" and "sunny" in answer.message.content
+
+
+def test_a_call_can_be_forced(client: Any) -> None:
     side = {"type": "object", "properties": {"side": {"enum": ["left", "right"]}}, "required": ["side"]}
     tool: Any = {
         "type": "function",
         "function": {"name": "turn", "parameters": {**side, "additionalProperties": False}},
     }
-    with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool])
-    assert error.value.param == "tool_choice"
     for choice in ("required", {"type": "function", "function": {"name": "turn"}}):
         answer = client.chat.completions.create(
             model=MODEL,

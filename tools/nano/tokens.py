@@ -101,7 +101,10 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int
     """Return a tokenizer with more tokens: the role of tools, the marks, and merges learned from `texts`.
 
     All tokens keep their ids. The new merges come after the old ones, so a text that has no new token is encoded as before.
+    One that has as many tokens is returned as it is.
     """
+    if tokenizer.get_vocab_size() == vocab_size:
+        return tokenizer
     state = json.loads(tokenizer.to_str())
     vocab, merges = state["model"]["vocab"], state["model"]["merges"]
     added = [AddedToken(TOOL, special=True), *(AddedToken(mark, special=False) for mark in MARKS)]
