@@ -17,6 +17,7 @@ from triolet.compat import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from triolet.core.request.request import FinishReason
 from triolet.errors import InvalidParams
 
 QUESTIONS = ["What is the opposite of hot?", "Which day comes after Monday?", "Count to five."]
@@ -89,7 +90,7 @@ async def test_metrics_of_a_real_engine_agree_with_its_outputs() -> None:
     measured = outputs[-1].metrics
     assert measured.inference_time == pytest.approx(measured.prefill_time + measured.decode_time)
     reasons = Counter(output.outputs[0].finish_reason for output in outputs)
-    assert reasons["stop"] > 0 and reasons.total() == 4
+    assert reasons[FinishReason.STOP] > 0 and reasons.total() == 4
     for reason, count in reasons.items():
         labels = f'engine="{index}",finished_reason="{reason}",model_name="triolet-nano"'
         assert f"vllm:request_success_total{{{labels}}} {count}.0" in text

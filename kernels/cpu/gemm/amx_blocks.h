@@ -62,6 +62,9 @@ class alignas(64) AmxBlockTile {
  public:
   static constexpr int GROUPS = 4 / PARTS;  // so that their sums fit into the L1 cache, too
 
+  // Return the shapes that `multiply` needs for so many rows; they last for all tiles of a panel.
+  static AmxTiles shapes(int rows) { return AmxTiles(std::min(rows, AMX_ROWS), WORDS * 4 / PARTS); }
+
   // Unpack group `group` of a panel's block to place `to`.
   template <class Panel>
   MEMBER void unpack(const Panel& format, const uint8_t* block, int group, int to) {
@@ -78,10 +81,9 @@ class alignas(64) AmxBlockTile {
   }
 
   // Add `rows` rows times the first `count` groups to `results` [rows][TILE_COLUMNS], or store them where `place`, the
-  // first group's index in the rows, is 0.
+  // first group's index in the rows, is 0. This thread has `shapes` of so many rows.
   void multiply(const Rows& x, int row, int num_in, int rows, int place, int count, float* results) const {
     const int height = std::min(rows, AMX_ROWS), groups = num_in / GROUP;
-    const AmxTiles shapes(height, WORDS * 4 / PARTS);
     int done = 0;
     while (done < rows) {
       const int first = std::min(done, rows - height);  // the last rows overlap those before

@@ -816,8 +816,11 @@ INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num
     using Format = decltype(format);
     // Zero points of columns are subtracted from int8 weights, and from the sums of bfloat16.
     constexpr bool MINIMA = Format::MINIMA || (Format::ZEROS && !std::is_same_v<Rows, Int8Rows>);
-    if (rows > TILE_ROWS && amx_usable())
-      return dot_many<AmxBlockTile<Rows, Format::HALVES, MINIMA>>(format, panel.blocks, x, row, num_in, rows, sums);
+    using AmxTile = AmxBlockTile<Rows, Format::HALVES, MINIMA>;
+    if (rows > TILE_ROWS && amx_usable()) {
+      const AmxTiles shapes = AmxTile::shapes(rows);
+      return dot_many<AmxTile>(format, panel.blocks, x, row, num_in, rows, sums);
+    }
 #endif
     if constexpr (UNPACKS)
       if (rows > TILE_ROWS) return dot_many<Tile>(format, panel.blocks, x, row, num_in, rows, sums);
