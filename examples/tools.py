@@ -1,7 +1,7 @@
 """Let the model call a function: read the call while it is written, then run the function.
 
-The call is forced (`tool_choice`), so that there is one even where the model knows the answer; `--auto` lets it decide. The
-chat template shows it the function. triolet-nano is small: every second of its calls is wrong.
+The call is forced (`tool_choice`), so that there is one even where the model knows the answer; `--auto` lets it decide.
+The chat template shows it the function. triolet-nano is small: every second of its calls is wrong.
 
 python examples/tools.py [--model PATH_OR_HUB_ID] [--auto] [QUESTION]
 """

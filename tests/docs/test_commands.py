@@ -197,12 +197,14 @@ class Session:
     def start(self, name: str, arguments: list[str]) -> None:
         wanted = re.search(r"--port (\d+)", " ".join(arguments))
         kept = [
-            word.replace("/var/lib/triolet", str(self.desk)).replace("$KEY", "secret") for word in arguments
+            re.sub(r"/(var/lib|run)/triolet", str(self.desk), word).replace("$KEY", "secret")
+            for word in arguments
         ]
         if wanted is not None:
             self.ports[wanted[1]] = free_port() if wanted[1] != "0" else "0"
         kept = [self.here(word) for word in kept]
-        if wanted is None:
+        on_socket = "--uds" in kept
+        if wanted is None and not on_socket:
             kept += ["--port", "0"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
@@ -211,7 +213,7 @@ class Session:
         self.stack.callback(end, process)
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        assert re.match(r"https?://", url), (name, kept)
+        assert re.match(r"unix:" if on_socket else r"https?://", url), (name, kept)
         if "--record" in kept:  # what is recorded is read by the next command
             body = b'{"model": "triolet-nano", "prompt": "Once upon", "max_tokens": 4}'
             with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=60) as answer:

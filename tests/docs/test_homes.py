@@ -119,7 +119,7 @@ async def test_cancelling_the_scope_of_a_quart_server_ends_it_and_a_hang_up_free
     pytest.importorskip("quart_trio")
     port = free_port()
     # With answers that are long enough to be left in their middle.
-    program = QUART.text.replace("8080", port).replace("max_tokens=40", "max_tokens=500")
+    program = QUART.text.replace("8080", port).replace("max_tokens=40", "max_tokens=500, temperature=0")
     program = program.replace("trio.run(main)", "")
     parts: dict[str, Any] = {"__name__": "quart_program"}
     exec(compile(program, "integrations.md", "exec"), parts)  # noqa: S102  the documentation's own program

@@ -19,13 +19,13 @@ from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.prompt_adapter import PromptAdapterRequest
 from triolet.core.request.request import RequestStatus
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.engine.engine import Engine
-from triolet.engine.submission import check_type
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead, UnsupportedFeature
 from triolet.ipc.snapshot import Snapshot

@@ -33,9 +33,9 @@ from triolet.core.output.pooling_outputs import (
     ScoringRequestOutput,
 )
 from triolet.core.request.lora import LoRARequest
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
-from triolet.engine.submission import check_type
 from triolet.errors import InvalidPrompt, InvalidRequest, RequestFailed
 
 Progress = bool | Callable[..., Any]

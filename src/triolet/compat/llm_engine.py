@@ -44,6 +44,7 @@ from triolet.core.output.output_processor import OutputCollector, ParallelCollec
 from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import parse_prompt
@@ -53,7 +54,6 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, Tokeni
 from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import steps_of
-from triolet.engine.submission import check_type
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.stat_loggers import StatLogger, StatLoggers

@@ -8,8 +8,9 @@ from triolet.actors.adapters import AdapterRegistry
 from triolet.config.engine import EngineConfig
 from triolet.core.output.output_processor import LiveRequest
 from triolet.core.request.lora import AdapterUsage, LoRARequest
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.request import RequestStatus
-from triolet.engine.submission import TrioRunGuard, check_type
+from triolet.engine.submission import TrioRunGuard
 from triolet.errors import ConfigError
 
 

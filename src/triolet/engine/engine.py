@@ -38,6 +38,7 @@ from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.recovery.supervision import CrashReport, RestartLog
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import EMBED, POOLED, PoolingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
@@ -56,7 +57,6 @@ from triolet.engine.submission import (
     Submission,
     TrioRunGuard,
     check_truncation,
-    check_type,
     duration,
     engine_deadline,
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from triolet.actors.prompt_adapters import PromptAdapterRegistry
 from triolet.config.engine import EngineConfig
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.prompt_adapter import PromptAdapterRequest
-from triolet.engine.submission import TrioRunGuard, check_type
+from triolet.engine.submission import TrioRunGuard
 from triolet.errors import ConfigError
 
 

@@ -26,6 +26,7 @@ from triolet.core.output.output_processor import (
     collector_of,
 )
 from triolet.core.request.lora import LoRARequest
+from triolet.core.request.param_validation import check_type
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.prompt import ParsedPrompt
@@ -129,16 +130,6 @@ def counted_admission(stats: StatsAccumulator) -> Iterator[None]:
     except BaseException as error:
         stats.rejected(error.limit if isinstance(error, Overloaded) else None)
         raise
-
-
-def check_type(field: str, value: object, kind: type, rule: str) -> None:
-    """Refuse an argument of another type.
-
-    Raises:
-        InvalidRequest: naming the field, the rule and what came.
-    """
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
 
 
 def check_truncation(most_tokens: object, side: object) -> None:

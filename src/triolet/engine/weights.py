@@ -18,9 +18,9 @@ import trio
 
 from triolet.actors.executors.threads import clean_up_in_thread, run_in_thread
 from triolet.config.engine import EngineConfig
+from triolet.core.request.param_validation import check_type
 from triolet.core.sleep import WEIGHTS, check_mode
 from triolet.engine.pause import PauseMethods
-from triolet.engine.submission import check_type
 from triolet.errors import InvalidRequest, shown
 
 

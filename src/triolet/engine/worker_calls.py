@@ -9,9 +9,10 @@ from typing import Any
 from triolet.actors.actor_progress import ActorProgress
 from triolet.actors.channels import Channels
 from triolet.core.profile import StepRecorder
+from triolet.core.request.param_validation import check_type
 from triolet.core.worker_call import WorkerCall
 from triolet.engine.adapters import AdapterMethods
-from triolet.engine.submission import check_type, seconds
+from triolet.engine.submission import seconds
 from triolet.engine.token_stream import Availability
 from triolet.errors import InvalidRequest, ProfileConflict
 from triolet.observability.profile_path import check_profiling, new_profile_path

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from triolet.errors import InvalidParams, shown
+from triolet.errors import InvalidParams, InvalidRequest, shown
 
 MAX_ENTRIES = 65_536  # of any list or mapping
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
@@ -357,3 +357,13 @@ def table_of(cls: type) -> tuple[SamplingParameter, ...]:
         SamplingParameter(field.name, str(field.type), field.default, field.metadata[SPEC])
         for field in fields
     )
+
+
+def check_type(field: str, value: object, kind: type, rule: str) -> None:
+    """Refuse an argument of another type.
+
+    Raises:
+        InvalidRequest: naming the field, the rule and what came.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidRequest(f"{field} must be {rule}, got {type(value).__name__}", field=field, got=value)
