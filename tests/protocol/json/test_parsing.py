@@ -85,6 +85,7 @@ def test_a_long_text_that_is_not_json_is_refused(wrong: str) -> None:
         ('{"a": {' + ",".join(f'"{key}": 1' for key in range(20_000)) + "}}", "json_too_large"),
         ('{"messages": [' + ",".join(["{}"] * 30_000) + "]}", "json_too_large"),
         ('{"stop": [' + ",".join(['"a text"'] * 30_000) + "]}", "json_too_large"),
+        ('{"stop": [' + ",".join(["null"] * 30_000) + "]}", "json_too_large"),
         ('{"a": "' + "{[,:" * 100_000 + '"}', None),
         ('{"a": ' + "[" * 200 + "]" * 200 + "}", "invalid_json"),
     ],

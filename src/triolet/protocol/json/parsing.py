@@ -229,7 +229,7 @@ class _LongText:
             return items, place + 1
         while True:
             place = self._numbers(place, items)
-            if text[place : place + 1] in ("{", "[", '"'):
+            if text[place : place + 1] not in "-0123456789":
                 num_members += 1
                 if num_members > self._limits.max_members:
                     raise _too_many_members(self._limits)
