@@ -11,11 +11,11 @@ grammars; then it is given back, and a request that needs it must be served.
     descriptors  RLIMIT_NOFILE: all that the process may open are taken
     processes    RLIMIT_NPROC of 1 for all processes of the engine; root is exempt, so that this case runs as another
                  user with the right to read all files (`setpriv`)
-    memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped; a library
-                 counts the allocations that failed, and a round without any is no round
-    model memory RLIMIT_AS of the model's process is what it has, while it computes a long prompt beside streams; its
-                 heap keeps nothing of what was freed, so that every larger tensor is mapped anew; the process may die
-                 of an allocation that no library counts, and is replaced
+    memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped; heaps keep
+                 nothing of what was freed, a library counts the allocations that failed, and a round without any is no
+                 round
+    model memory RLIMIT_AS of the model's process is what it has, while it computes a long prompt beside streams: every
+                 larger tensor fails; the process may die of an allocation that no library counts, and is replaced
     disk         a tmpfs of 4 MB with the snapshot, the recording, the prefix store and temporary files is full;
                  requests for new weights need it and get `ModelFileError`; the others are neither recorded nor stored,
                  and a run that lost no record or no prefix is no run; it takes the right to mount
@@ -626,7 +626,6 @@ def in_own_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
         environ = os.environ | ({"TMPDIR": folder} if is_mounted else {})
         if "memory" in name:
             environ |= count_failed_allocations(Path(folder))
-        if name == "model memory":
             environ |= {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), "MALLOC_TRIM_THRESHOLD_": "0"}
         try:
             ran = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)

@@ -5,7 +5,8 @@ python benchmarks/files_that_run.py [CASE ...] [--runner thread|inline] [--round
 Cases, each measured from the call to its end, in an engine that is open and has done the same once before:
 
     generate    a prompt of text, eight tokens, until the stream has ended
-    websocket   from `response.create` to `response.completed`, greedy as all cases, on a connection that is open
+    websocket   from `response.create` to `response.completed`, greedy as all cases, on a connection that is open; the
+                model has a plain chat template and no format of calls: what one model brings along is left out
     break       from a `break` in the body of a stream until its scope is left: its blocks are free then, or quarantined
                 until the step in flight has ended
     crash       from the death of the model runner's process to the next output of the stream
@@ -28,6 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -46,6 +48,7 @@ FOLDERS = {str((PACKAGE / part).resolve()): part for part in ("actors", "kernels
 EIGHT_TOKENS = triolet.SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 MANY_TOKENS = triolet.SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 PROMPT = "Once upon a time"
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 NEVER_S = 600.0  # longer than all rounds
 TARGETS = {"generate": 40, "websocket": 60, "break": 10, "crash": 30}
 
@@ -56,7 +59,8 @@ class Recorder:
     def __init__(self) -> None:
         self.files: set[str] = set()
         self._is_on = False
-        # A thread that already runs would not be seen: this comes before any engine is opened.
+        # A thread that already runs would not be seen, and Trio uses its threads again in later runs: this comes before
+        # any engine is opened, once for all cases.
         threading.setprofile(self._called)
         sys.setprofile(self._called)
 
@@ -104,27 +108,40 @@ async def generating(runner: str) -> AsyncIterator[Case]:
         yield case
 
 
+def plain_model(folder: Path) -> str:
+    """Make triolet-nano with a plain chat template in a folder; return the folder."""
+    for file in (PACKAGE / "nano").glob("*.*"):
+        (folder / file.name).symlink_to(file)
+    path = folder / "tokenizer_config.json"
+    tokenizer = json.loads(path.read_text())
+    path.unlink()
+    path.write_text(json.dumps({**tokenizer, "chat_template": PLAIN_TEMPLATE}))
+    return str(folder)
+
+
 @asynccontextmanager
 async def on_a_websocket(runner: str) -> AsyncIterator[Case]:
-    async with triolet.open_engine(runner=runner) as engine, trio.open_nursery() as nursery:
-        address: str = await nursery.start(serve, engine, GatewayConfig(port=0))
-        async with open_websocket_url(address.replace("http", "ws", 1) + "/v1/responses") as socket:
-            create = {
-                "type": "response.create",
-                "model": engine.model_name,
-                "input": PROMPT,
-                "temperature": 0,
-            }
+    with TemporaryDirectory() as folder:
+        model = plain_model(Path(folder))
+        async with triolet.open_engine(model, runner=runner) as engine, trio.open_nursery() as nursery:
+            address: str = await nursery.start(serve, engine, GatewayConfig(port=0))
+            async with open_websocket_url(address.replace("http", "ws", 1) + "/v1/responses") as socket:
+                create = {
+                    "type": "response.create",
+                    "model": engine.model_name,
+                    "input": PROMPT,
+                    "temperature": 0,
+                }
 
-            async def case(recorder: Recorder) -> None:
-                recorder.start()
-                await socket.send_message(json.dumps(create))
-                while json.loads(await socket.get_message())["type"] != "response.completed":
-                    pass
-                recorder.stop()
+                async def case(recorder: Recorder) -> None:
+                    recorder.start()
+                    await socket.send_message(json.dumps(create))
+                    while json.loads(await socket.get_message())["type"] != "response.completed":
+                        pass
+                    recorder.stop()
 
-            yield case
-        nursery.cancel_scope.cancel()
+                yield case
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -168,9 +185,8 @@ async def crashing(_: str) -> AsyncIterator[Case]:
 CASES = {"generate": generating, "websocket": on_a_websocket, "break": breaking_out, "crash": crashing}
 
 
-async def measured(case: str, runner: str, rounds: int) -> list[str]:
+async def measured(recorder: Recorder, case: str, runner: str, rounds: int) -> list[str]:
     """Return the files that ran in every round."""
-    recorder = Recorder()
     async with CASES[case](runner) as run:
         await run(recorder)  # the first one imports what is imported late
         found = []
@@ -178,8 +194,6 @@ async def measured(case: str, runner: str, rounds: int) -> list[str]:
             recorder.files = set()
             await run(recorder)
             found.append(recorder.files)
-    sys.setprofile(None)
-    threading.setprofile(None)
     return sorted(set.intersection(*found))
 
 
@@ -195,8 +209,9 @@ def main() -> None:
         parser.error(f"no such case: {', '.join(unknown)}")
     logging.disable()  # the crashes are wanted
     lines: list[dict[str, Any]] = []
+    recorder = Recorder()
     for case in arguments.cases or CASES:
-        files = trio.run(measured, case, arguments.runner, arguments.rounds)
+        files = trio.run(measured, recorder, case, arguments.runner, arguments.rounds)
         runner = "process" if case == "crash" else arguments.runner
         facts = {"bench": "files_that_run", "case": case, "runner": runner, "rounds": arguments.rounds}
         lines.append({**facts, "files": len(files), "target": TARGETS[case], **machine()})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,40 @@ async def test_a_request_of_a_model_without_files_says_that_no_digest_is_known(
         await engine.complete([1, 2], SamplingParams(max_tokens=8))
     [one] = read(path)
     assert "no digest of the model is known (FileNotFoundError" in str(one.obstacle)
+
+
+async def test_an_engine_that_ends_at_once_still_gets_the_digest_of_a_small_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_digest(folder: str, on_chunk: Callable[[], None]) -> str:
+        for _ in range(20):
+            time.sleep(0.01)
+            on_chunk()
+        return "digest"
+
+    monkeypatch.setattr(recorder, "digest_of_model", slow_digest)
+    path = tmp_path / "requests.jsonl"
+    async with fake_engine(record=str(path)) as engine:
+        await engine.complete([1, 2], SamplingParams(max_tokens=1))
+    [one] = read(path)
+    assert one.obstacle is None
+
+
+async def test_the_end_of_an_engine_does_not_wait_until_a_large_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless_digest(folder: str, on_chunk: Callable[[], None]) -> str:
+        while True:
+            time.sleep(0.01)
+            on_chunk()
+
+    monkeypatch.setattr(recorder, "digest_of_model", endless_digest)
+    monkeypatch.setattr(recorder, "LAST_DIGEST_S", 0.1)
+    path = tmp_path / "requests.jsonl"
+    async with fake_engine(record=str(path)) as engine:
+        await engine.complete([1, 2], SamplingParams(max_tokens=1))
+    [one] = read(path)
+    assert "the engine ended before it was computed" in str(one.obstacle)
 
 
 async def test_engines_append_and_a_line_cut_by_a_kill_is_removed(

@@ -37,6 +37,7 @@ from triolet.ipc.messages import (
     LAYOUT,
     REPLIES,
     REQUESTS,
+    Halt,
     Reply,
     Request,
     Way,
@@ -316,6 +317,15 @@ def test_a_small_message_costs_little_memory_whatever_it_says(payload: bytes) ->
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**29
+
+
+def test_a_small_message_takes_little_memory_to_write() -> None:
+    """The allocation of a large buffer fails first where memory is short, and with it the step."""
+    tracemalloc.start()
+    REQUESTS.pack(Halt())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**16
 
 
 # ------------------------------------------------------------------------------------------- layout

@@ -324,6 +324,9 @@ def _check_length(length: int, max_bytes: int) -> None:
 
 
 MAX_PROBLEM_CHARS = 300  # of what a wrong message is refused for
+# Size of the packer's buffer, which grows as it must. Its default, 256 KB, is mapped anew for each message, and where
+# memory is short that fails for steps of a few hundred bytes.
+PACKED_BYTES = 2048
 
 M = TypeVar("M")
 
@@ -403,7 +406,7 @@ class Way(Generic[M]):
         """
         body = [type(message).__name__, CONVERTER.unstructure(message)]
         # A request id may be any text, also one that is not well-formed Unicode.
-        payload = msgpack.packb(body, unicode_errors="surrogatepass")
+        payload = msgpack.packb(body, unicode_errors="surrogatepass", buf_size=PACKED_BYTES)
         return pack_frame(payload, layout=self.layout, max_bytes=self.max_bytes)
 
     def reader(self) -> FrameReader:

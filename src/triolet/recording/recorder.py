@@ -43,6 +43,9 @@ MAX_QUEUED_RECORDS: Final = 2**14
 MAX_QUEUED_TOKENS: Final = 2**22
 # A first record is a few KiB, most of it the paths of model and tokenizer.
 MAX_FIRST_LINE_BYTES: Final = 2**20
+# Time at the end of the engine for the digest of weights that have none yet, seconds. A request is not replayed without
+# one: an engine that lived for less than it takes to read a small model would leave a recording of no use.
+LAST_DIGEST_S: Final = 2.0
 
 # Fields that answers depend on, and limits that a request was checked against.
 FIELDS: Final = (
@@ -186,9 +189,15 @@ class Recorder:
                 await self._write_queue()
 
     async def close(self) -> None:
-        """Record what has not ended as it is now, write the last records, and close the file."""
+        """Record what has not ended as it is now, write the last records, and close the file.
+
+        Takes `LAST_DIGEST_S` longer at most if there are weights without a digest.
+        """
         for number in list(self._open):
             self.end(number)
+        with trio.move_on_after(LAST_DIGEST_S, shield=True):
+            while self._undigested and self._is_on:
+                await self._digest_next()
         await self._write_queue()
         self._is_on = False
         os.close(self._file)
@@ -222,16 +231,18 @@ class Recorder:
         while True:
             while not self._undigested:
                 await self._news.park()
-            version, folder = self._undigested.pop(0)
-            digest, problem = None, None
-            try:
-                # Cancelled between two chunks: the end of the engine does not wait until gigabytes are read.
-                digest = await trio.to_thread.run_sync(
-                    digest_of_model, folder, trio.from_thread.check_cancelled
-                )
-            except (OSError, RuntimeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            self._append(WeightsRecord(version=version, folder=folder, digest=digest, problem=problem))
+            await self._digest_next()
+
+    async def _digest_next(self) -> None:
+        version, folder = self._undigested[0]
+        digest, problem = None, None
+        try:
+            # Cancelled between two chunks: the end of the engine does not wait until gigabytes are read.
+            digest = await trio.to_thread.run_sync(digest_of_model, folder, trio.from_thread.check_cancelled)
+        except (OSError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        del self._undigested[0]
+        self._append(WeightsRecord(version=version, folder=folder, digest=digest, problem=problem))
 
 
 def _reason_of_break(output: OpenOutput) -> FinishReason:

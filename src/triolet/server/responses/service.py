@@ -104,6 +104,7 @@ class ResponsesConnection:
     ) -> None:
         self._on_error, self._models = on_error, models
         self._socket, self._config, self._context = socket, config, context
+        self._json_limits = json_limits(config)
         self._run_response, self._owner = answer, owner
         self._session = Session(context, owner)
         self._send_queue = SendQueue()
@@ -195,7 +196,7 @@ class ResponsesConnection:
         return refused
 
     async def _read_event(self, raw: str | bytes, plan_of: PlanOf) -> ClientEvent:
-        limits = json_limits(self._config)
+        limits = self._json_limits
         if len(raw) < LONG_INPUT_BYTES:
             return read_event(raw, self._context.serves, plan_of, limits)
         # The engine is asked here, in the thread of its event loop.
