@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import CausalModel, ForwardBatch, LayerCache, LayerCacheSpec
-from triolet.model.memory.state_cache import allocate_states
+from triolet.model.memory.kv_cache import allocate_layer
 
 
 @attrs.define
@@ -55,10 +55,10 @@ class PagedDriver:
             value = 0 if dtype == torch.int32 else math.nan  # lengths, which say what is written
             return torch.full(shape, value, dtype=dtype or self.model.spec.dtype)
 
-        if layer.state is not None:
-            return allocate_states(layer.state, self._num_blocks, self.block_size, room)
-        shape = (self._num_blocks, self.block_size, layer.num_kv_heads, layer.head_dim)
-        return LayerCache(room(shape, None), room(shape, None))
+        dtype = self.model.spec.dtype
+        return allocate_layer(
+            attrs.evolve(layer, is_latent=False), self._num_blocks, self.block_size, dtype, room
+        )
 
     def sequence(self, max_len: int) -> PagedSequence:
         """A new sequence with blocks for `max_len` tokens."""

@@ -91,6 +91,17 @@ _GRANITE_HYBRID = {
     "logits_scaling": 3.0,
 }
 
+_FALCON_MULTIPLIERS = {
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.6,
+    "mlp_multipliers": [0.8, 1.3],
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 1.2,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.4,
+    "ssm_multipliers": [0.5, 1.25, 0.9, 1.1, 0.8],
+}
 _NEMOTRON_H = {
     **{name: size for name, size in _SIZES.items() if name != "num_hidden_layers"},
     "head_dim": 32,
@@ -380,6 +391,49 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_n_groups": 2,
             "attention_bias": True,
             "mlp_bias": True,
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {
+            **_SIZES,
+            **_FALCON_MULTIPLIERS,
+            "mamba_n_heads": 8,
+            "mamba_d_ssm": 96,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {
+            **_SIZES,
+            **_FALCON_MULTIPLIERS,
+            "mamba_n_heads": 8,
+            "mamba_d_ssm": None,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+        },
+    ),
+    "falcon-h1-biased": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {
+            **_SIZES,
+            "mamba_n_heads": 4,
+            "mamba_d_ssm": 64,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "key_multiplier": 0.7,
+            "ssm_multipliers": [0.5, 1.25, 0.9, 1.1, 0.8],
         },
     ),
     "nemotron-h": (

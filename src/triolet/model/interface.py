@@ -34,7 +34,7 @@ class LayerCacheSpec:
     """Shape of one layer's cache.
 
     That of an attention layer holds keys and values of each token, each `num_kv_heads` * `head_dim` numbers; that of a
-    recurrent one holds states of each block, and keys of no heads.
+    recurrent one holds states of each block, and keys of no heads if it does not attend as well.
     """
 
     num_kv_heads: int
@@ -83,7 +83,7 @@ class ModelSpec:
 
     @property
     def is_recurrent(self) -> bool:
-        """True if a layer keeps a state in place of keys and values."""
+        """True if a layer keeps a state in place of keys and values, or beside them."""
         return any(layer.state is not None for layer in self.cache_layers)
 
     def state_bytes_per_block(self) -> int:
@@ -110,7 +110,7 @@ class LayerStates:
 class LayerCache:
     """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
 
-    They are the same tensor in a latent cache, and empty in that of a recurrent layer.
+    They are the same tensor in a latent cache, and empty in that of a recurrent layer that does not attend.
     """
 
     keys: Tensor
@@ -121,9 +121,11 @@ class LayerCache:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors that hold memory; the first dimension of each is that of the blocks."""
+        held = (self.keys,) if self.values is self.keys else (self.keys, self.values)
         if (states := self.states) is not None:
-            return (states.convolution, states.recurrent, states.lengths)
-        return (self.keys,) if self.values is self.keys else (self.keys, self.values)
+            of_states = (states.convolution, states.recurrent, states.lengths)
+            return (*held, *of_states) if self.keys.numel() else of_states
+        return held
 
 
 @attrs.frozen(eq=False)

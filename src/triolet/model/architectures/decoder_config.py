@@ -173,6 +173,10 @@ class MambaConfig:
     convolution_bias: bool
     projection_bias: bool
     activation: str  # of what the convolution gives
+    # What tokens are projected to is multiplied by these: gate, heads, what is written, what is read, steps.
+    projection_scales: tuple[float, float, float, float, float] | None = None
+    is_normed: bool = True  # what the heads give is normalised per group
+    norms_before_gate: bool = False  # it is, and the gate multiplies it afterwards
 
     @property
     def inner_size(self) -> int:
@@ -279,6 +283,14 @@ class MoeConfig:
 
 
 @attrs.frozen(kw_only=True)
+class ParallelMixers:
+    """Attention and a recurrence of one layer, which read the same norm and are added. Source: arXiv 2507.22448."""
+
+    attention_scale: float  # what attention gives is multiplied by it
+    recurrent_scale: float  # so is what the recurrence gives
+
+
+@attrs.frozen(kw_only=True)
 class LayerConfig:
     """Part of the configuration that may differ from layer to layer."""
 
@@ -297,9 +309,15 @@ class LayerConfig:
     latent: LatentConfig | None = None  # None for attention with keys and values of its heads
     # What the layer has in place of attention; None for attention.
     recurrent: RecurrentConfig | None = None
+    parallel_mixers: ParallelMixers | None = None  # where it has that beside attention (Falcon-H1)
     # Numbers of the checkpoint's layers that hold attention and the feed-forward block, where each is one of its own
     # (Nemotron-H), the second None without such a block; None where a layer holds both.
     stored_as: tuple[int, int | None] | None = None
+
+    @property
+    def attends(self) -> bool:
+        """True if it has attention."""
+        return self.recurrent is None or self.parallel_mixers is not None
 
     @property
     def has_dense_block(self) -> bool:
@@ -336,6 +354,10 @@ class DecoderConfig:
     # What attention gives is multiplied by the sigmoid of a gate, which comes with each head's query (Qwen3-Next).
     attention_gate: bool = False
     mlp_bias: bool = False
+    mlp_gate_scale: float = (
+        1.0  # the gate of the feed-forward block is multiplied by it before the activation
+    )
+    mlp_scale: float = 1.0  # what the feed-forward block gives is multiplied by it
     qk_norm: bool = False  # queries and keys are normalised per head
     qk_norm_of_rows: bool = False  # with `qk_norm`: over all heads of a token together (OLMo 2)
     value_norm: bool = False  # values are normalised per head, without weights (Gemma 4)
@@ -388,7 +410,7 @@ class DecoderConfig:
 
     @property
     def is_recurrent(self) -> bool:
-        """True if a layer keeps a state in place of keys and values."""
+        """True if a layer keeps a state in place of keys and values, or beside them."""
         return any(layer.recurrent is not None for layer in self.layers)
 
 

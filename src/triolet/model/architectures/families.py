@@ -134,6 +134,7 @@ _FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": Family(moe.glm4_moe, runs_on_cpu_decoder=True),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
     "BambaForCausalLM": Family(hybrid.bamba),
+    "FalconH1ForCausalLM": Family(hybrid.falcon_h1),
     "NemotronHForCausalLM": Family(hybrid.nemotron_h),
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),

@@ -14,6 +14,7 @@ from triolet.model.architectures.decoder_config import (
     GroupedRouting,
     MambaConfig,
     MoeConfig,
+    ParallelMixers,
     ShortConvolutionConfig,
     TensorNames,
 )
@@ -83,13 +84,90 @@ def bamba(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     changes: list[dict[str, Any]] = [
         {"recurrent": None if index in attending else mamba} for index in range(len(config.layers))
     ]
-    names = TensorNames(
-        final_norm="final_layernorm",
-        mlp_norm="pre_ff_layernorm",
-        mlp_in=("feed_forward.gate_proj", "feed_forward.up_proj"),
-        mlp_out="feed_forward.down_proj",
+    return attrs.evolve(with_biases(fields, with_layers(config, changes)), names=_FALCON_NAMES)
+
+
+def falcon_h1(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Falcon-H1: every layer has attention and Mamba side by side, and multipliers at each place."""
+    defaults = Defaults(
+        vocab_size=128_000,
+        intermediate_size=14_336,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
     )
-    return attrs.evolve(with_biases(fields, with_layers(config, changes)), names=names)
+    config = base_config(fields, defaults, max_model_len)
+    # A multiplier of inputs is one of outputs where no bias comes between.
+    attention_in = _multiplier(fields, "attention_in_multiplier", "attention_bias")
+    scale = fields.number("key_multiplier", 1.0) * attention_in**2 * config.layers[0].attention_scale
+    mixers = ParallelMixers(
+        attention_scale=fields.number("attention_out_multiplier", 1.0) * attention_in,
+        recurrent_scale=fields.number("ssm_out_multiplier", 1.0),
+    )
+    change = {
+        "attention_scale": scale,
+        "recurrent": _falcon_mamba(fields, config.hidden_size),
+        "parallel_mixers": mixers,
+    }
+    gate_scale, mlp_scale = _multipliers(fields, "mlp_multipliers", 2)
+    config = with_biases(fields, with_layers(config, [change] * len(config.layers)))
+    if config.mlp_bias and mlp_scale != 1.0:
+        raise unsupported(fields, "mlp_bias", "false beside a second mlp_multipliers of another value than 1")
+    return attrs.evolve(
+        config,
+        mlp_gate_scale=gate_scale,
+        mlp_scale=mlp_scale,
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        scales_given_embeddings=True,
+        logit_scale=fields.number("lm_head_multiplier", 1.0),
+        names=_FALCON_NAMES,
+    )
+
+
+def _falcon_mamba(fields: Fields, hidden_size: int) -> MambaConfig:
+    inner = fields.optional_integer("mamba_d_ssm", 1024)
+    has_bias = fields.flag("mamba_proj_bias", False)
+    if fields.flag("projectors_bias", False) != has_bias:
+        raise unsupported(
+            fields, "projectors_bias", "as mamba_proj_bias: both projections have a bias, or none"
+        )
+    scale = _multiplier(fields, "ssm_in_multiplier", "mamba_proj_bias")
+    gate, heads, written, read, steps = (scale * one for one in _multipliers(fields, "ssm_multipliers", 5))
+    return attrs.evolve(
+        _mamba(fields, hidden_size, inner),
+        projection_scales=(gate, heads, written, read, steps),
+        is_normed=fields.flag("mamba_rms_norm", False),
+        norms_before_gate=fields.flag("mamba_norm_before_gate", True),
+    )
+
+
+def _multiplier(fields: Fields, name: str, bias: str) -> float:
+    """Return a multiplier of inputs of a projection that may have a bias."""
+    multiplier = fields.number(name, 1.0)
+    if multiplier != 1.0 and fields.flag(bias, False):
+        raise unsupported(fields, name, f"1 beside {bias}")
+    return multiplier
+
+
+def _multipliers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
+    values = fields.values.get(name)
+    if values is None:
+        return (1.0,) * count
+    if not isinstance(values, list) or len(values) != count or not all(map(_is_number, values)):
+        raise fields.wrong(name, f"a list of {count} numbers")
+    return tuple(map(float, values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_FALCON_NAMES = TensorNames(
+    final_norm="final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    mlp_in=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    mlp_out="feed_forward.down_proj",
+)
 
 
 def _kinds(fields: Fields, default: Sequence[str], recurrent: str = LINEAR) -> list[str]:
@@ -118,15 +196,17 @@ def _experts(fields: Fields, intermediate_size: int) -> MoeConfig | None:
     return checked_experts(fields, experts)
 
 
-def _mamba(fields: Fields, hidden_size: int) -> MambaConfig:
+def _mamba(fields: Fields, hidden_size: int, inner: int | None = None) -> MambaConfig:
     _check_step_limit(fields)
-    inner, num_heads = fields.integer("mamba_expand", 2) * hidden_size, fields.integer("mamba_n_heads", 128)
+    size_rule = "mamba_expand * hidden_size" if inner is None else "mamba_d_ssm"
+    inner, num_heads = (
+        inner or fields.integer("mamba_expand", 2) * hidden_size,
+        fields.integer("mamba_n_heads", 128),
+    )
     is_auto = fields.values.get("mamba_d_head") in (None, "auto")
     head_dim = inner // num_heads if is_auto else fields.integer("mamba_d_head", 0)
     if num_heads * head_dim != inner:
-        raise fields.wrong(
-            "mamba_n_heads", f"so many that they have {inner} numbers: mamba_expand * hidden_size"
-        )
+        raise fields.wrong("mamba_n_heads", f"so many that they have {inner} numbers: {size_rule}")
     num_groups = fields.integer("mamba_n_groups", 1)
     if num_heads % num_groups:
         raise fields.wrong("mamba_n_groups", f"a divisor of mamba_n_heads ({num_heads})")

@@ -174,7 +174,7 @@ def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, in
         )
     if layer.recurrent is not None:
         _plan_recurrent(planner, config, layer.recurrent, ours, theirs)
-    else:
+    if layer.attends:
         _plan_attention(planner, config, layer, ours, theirs)
     if names.post_attention_norm:
         planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
@@ -255,7 +255,8 @@ def _plan_recurrent(
     if not isinstance(layer, ShortConvolutionConfig):
         for name, stored in vectors.items():
             plans[f"{ours}recurrent_{name}"] = TensorPlan(((theirs + stored, (layer.num_heads,)),))
-        planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
+        if not isinstance(layer, MambaConfig) or layer.is_normed:
+            planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
     planner.linear(ours + "recurrent_out", (theirs + names.recurrent_out,), (hidden,), size, bias=bias)
 
 

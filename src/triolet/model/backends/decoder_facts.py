@@ -59,13 +59,16 @@ def decoder_facts(config: DecoderConfig, weights: WeightReader, max_model_len: i
 
 
 def _cache_spec(config: DecoderConfig, layer: LayerConfig) -> LayerCacheSpec:
+    state = None
     if (recurrent := layer.recurrent) is not None:
         convolution = (recurrent.kernel_size - 1, recurrent.channels)
         state = LayerStateSpec(convolution=convolution, recurrent=recurrent.state_shape)
+    if not layer.attends:
         return LayerCacheSpec(num_kv_heads=0, head_dim=0, state=state)
     return LayerCacheSpec(
         num_kv_heads=config.num_kv_heads_of(layer),
         head_dim=config.head_dim_of(layer),
         is_latent=layer.latent is not None,
+        state=state,
         window=layer.sliding_window,
     )

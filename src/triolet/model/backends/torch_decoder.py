@@ -21,9 +21,7 @@ from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
-from triolet.model.architectures.decoder_config import (
-    NormConfig,
-)
+from triolet.model.architectures.decoder_config import NormConfig, ParallelMixers
 from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.backends.layers.activation import Activation
 from triolet.model.backends.layers.latent_attention import LatentAttention
@@ -206,6 +204,28 @@ class Attention:
         )
 
 
+Recurrence = Mamba | DeltaNet | ShortConvolution
+
+
+@attrs.frozen(eq=False)
+class AttentionBesideRecurrence:
+    """Attention and a recurrence that read the same numbers; what they give is scaled and added."""
+
+    attention: Attention
+    recurrence: Recurrence
+    config: ParallelMixers
+
+    def __call__(
+        self, x: Tensor, positions: Tensor, cache: LayerCache, attention: AttentionMetadata
+    ) -> Tensor:
+        # [num_tokens, hidden] -> [num_tokens, hidden]
+        attended = self.attention(x, positions, cache, attention) * self.config.attention_scale
+        return attended + self.recurrence(x, positions, cache, attention) * self.config.recurrent_scale
+
+
+Mixer = Attention | LatentAttention | Recurrence | AttentionBesideRecurrence
+
+
 @attrs.frozen(eq=False)
 class FeedForward:
     """Project up, activate (and gate), project down."""
@@ -224,7 +244,7 @@ class DecoderLayer:
     """Attention and feed-forward, each between a norm and the residual stream."""
 
     attention_norm: Norm | None
-    attention: Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution
+    attention: Mixer
     post_attention_norm: Norm | None
     mlp_norm: Norm | None
     mlp: FeedForward | MixtureOfExperts | DenseBesideExperts | None

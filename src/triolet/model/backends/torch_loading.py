@@ -14,12 +14,13 @@ from triolet.model.architectures.decoder_config import (
     LayerConfig,
     MambaConfig,
     MoeConfig,
+    RecurrentConfig,
     ShortConvolutionConfig,
 )
 from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
-from triolet.model.backends.layers.activation import PLAIN, clamped_gate, feed_forward_activation
+from triolet.model.backends.layers.activation import PLAIN, clamped_gate, feed_forward_activation, scaled_gate
 from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
 from triolet.model.backends.layers.layer_inputs import LayerInput, LayerInputs, layer_input_scales
 from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
@@ -32,10 +33,9 @@ from triolet.model.backends.layers.mixture_of_experts import (
     SoftmaxRouter,
     read_experts,
 )
-from triolet.model.backends.layers.recurrent.delta_net import DeltaNet, build_delta_net
-from triolet.model.backends.layers.recurrent.mamba import Mamba, build_mamba
+from triolet.model.backends.layers.recurrent.delta_net import build_delta_net
+from triolet.model.backends.layers.recurrent.mamba import build_mamba
 from triolet.model.backends.layers.recurrent.short_convolution import (
-    ShortConvolution,
     build_short_convolution,
 )
 from triolet.model.backends.quant_method import LinearWeights
@@ -46,10 +46,13 @@ if TYPE_CHECKING:
 
 from triolet.model.backends.torch_decoder import (
     Attention,
+    AttentionBesideRecurrence,
     Decoder,
     DecoderLayer,
     FeedForward,
+    Mixer,
     Norm,
+    Recurrence,
     with_kv_format,
 )
 
@@ -109,7 +112,7 @@ def _build_layer(
 ) -> DecoderLayer:
     return DecoderLayer(
         attention_norm=_build_optional_norm(config, prefix + "attention_norm", weights),
-        attention=_build_attention(config, layer, prefix, weights, facts, adapters),
+        attention=_build_mixer(config, layer, prefix, weights, facts, adapters),
         post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
         mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
         mlp=_build_mlp(config, layer, prefix, weights, adapters) if layer.has_feed_forward else None,
@@ -142,6 +145,40 @@ def _build_layer_input(config: DecoderConfig, prefix: str, weights: WeightReader
     )
 
 
+def _build_mixer(
+    config: DecoderConfig,
+    layer: LayerConfig,
+    prefix: str,
+    weights: WeightReader,
+    facts: DecoderFacts,
+    adapters: LayerAdapters | None,
+) -> Mixer:
+    if layer.latent is not None:
+        return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
+    recurrence = None
+    if layer.recurrent is not None:
+        recurrence = _build_recurrence(config, layer.recurrent, prefix, weights)
+        if layer.parallel_mixers is None:
+            return recurrence
+    attention = _build_attention(config, layer, prefix, weights, facts, adapters)
+    if recurrence is None or layer.parallel_mixers is None:
+        return attention
+    return AttentionBesideRecurrence(attention, recurrence, layer.parallel_mixers)
+
+
+def _build_recurrence(
+    config: DecoderConfig, recurrent: RecurrentConfig, prefix: str, weights: WeightReader
+) -> Recurrence:
+    eps = config.norm.eps
+    if isinstance(recurrent, ShortConvolutionConfig):
+        return build_short_convolution(recurrent, prefix, weights)
+    if isinstance(recurrent, MambaConfig):
+        activation = PLAIN[recurrent.activation]
+        return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+    activation = PLAIN[config.activation]
+    return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+
+
 def _build_attention(
     config: DecoderConfig,
     layer: LayerConfig,
@@ -149,18 +186,7 @@ def _build_attention(
     weights: WeightReader,
     facts: DecoderFacts,
     adapters: LayerAdapters | None,
-) -> Attention | LatentAttention | Mamba | DeltaNet | ShortConvolution:
-    if layer.latent is not None:
-        return _build_latent_attention(config, layer, layer.latent, prefix, weights, facts, adapters)
-    if (recurrent := layer.recurrent) is not None:
-        eps = config.norm.eps
-        if isinstance(recurrent, ShortConvolutionConfig):
-            return build_short_convolution(recurrent, prefix, weights)
-        if isinstance(recurrent, MambaConfig):
-            activation = PLAIN[recurrent.activation]
-            return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
-        activation = PLAIN[config.activation]
-        return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+) -> Attention:
     sinks = weights.get(prefix + "sinks")
     return Attention(
         qkv=_build_linear(prefix + "qkv", weights, adapters),
@@ -233,6 +259,11 @@ def _build_mlp(
         return FeedForward(project_in, project_out, activation)
 
     activation = feed_forward_activation(config.activation, gated=config.gated)
+    if (config.mlp_gate_scale, config.mlp_scale) != (1.0, 1.0):
+        assert config.gated and not config.mlp_bias, "the output's bias would have to be multiplied, too"
+        activation = functools.partial(
+            scaled_gate, config.activation, config.mlp_gate_scale, config.mlp_scale
+        )
     if layer.moe is not None and layer.moe.gate is not None:
         activation = functools.partial(clamped_gate, layer.moe.gate)
     if layer.moe is None:

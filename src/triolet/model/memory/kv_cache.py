@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -166,24 +166,12 @@ def allocate_kv_cache(
     first_pages_bytes = num_tensors * LARGE_PAGE_BYTES
     small_bytes = LARGE_PAGE_BYTES if first_pages_bytes > MAX_FIRST_PAGES_BYTES else 0
 
-    def zeros(layer: LayerCacheSpec) -> Tensor:
-        # Zeros, not uninitialised memory: attention multiplies padded reads by a weight of 0, and 0 times NaN is NaN.
-        shape = num_blocks, block_size, layer.num_kv_heads, layer.head_dim
-        return _zeros(shape, spec.cache_dtype, device, small_bytes)
-
-    def allocate(layer: LayerCacheSpec) -> LayerCache:
-        if layer.state is not None:
-            return allocate_states(
-                layer.state,
-                num_blocks,
-                block_size,
-                lambda shape, dtype: _zeros(shape, dtype or spec.dtype, device, small_bytes),
-            )
-        keys = zeros(layer)
-        return LayerCache(keys, keys if layer.is_latent else zeros(layer))
+    # Zeros, not uninitialised memory: attention multiplies padded reads by a weight of 0, and 0 times NaN is NaN.
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        return _zeros(shape, dtype or spec.dtype, device, small_bytes)
 
     try:
-        caches = list(map(allocate, layers))
+        caches = [allocate_layer(layer, num_blocks, block_size, spec.cache_dtype, zeros) for layer in layers]
     except (RuntimeError, OSError, OverflowError, ValueError) as error:  # torch's own is a RuntimeError
         num_bytes = num_blocks * block_bytes_of(spec, groups, block_size)
         rule = f"small enough for the memory of {device} ({num_bytes} bytes of KV asked for)"
@@ -194,6 +182,33 @@ def allocate_kv_cache(
         for index, cache in zip(group.layers, caches, strict=False)
     }
     return tuple([of_layer[index] for index in sorted(of_layer)]) if groups else tuple(caches)
+
+
+def allocate_layer(
+    layer: LayerCacheSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    zeros: Callable[[tuple[int, ...], torch.dtype | None], Tensor],
+) -> LayerCache:
+    """Allocate the cache of one layer.
+
+    Args:
+        layer: shape of the cache.
+        num_blocks: blocks of the cache.
+        block_size: tokens in a block.
+        dtype: of keys and values.
+        zeros: returns zeros of a shape and a dtype, by default the model's.
+    """
+    states = None if layer.state is None else allocate_states(layer.state, num_blocks, zeros)
+    shape = num_blocks, block_size, layer.num_kv_heads, layer.head_dim
+    if not layer.num_kv_heads:
+        # Without memory of its own, whatever `zeros` does for large tensors.
+        assert states is not None, "a layer caches something"
+        nothing = states.convolution.new_zeros(shape)
+        return LayerCache(nothing, nothing, states)
+    keys = zeros(shape, dtype)
+    return LayerCache(keys, keys if layer.is_latent else zeros(shape, dtype), states)
 
 
 def longest_sequence(max_model_len: int | None, max_position: int, num_kv_tokens: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triolet.config.engine import DEFAULT_BLOCK_SIZE
-from triolet.model.interface import NUM_VERSIONS, LayerCache, LayerStates, LayerStateSpec, ModelSpec
+from triolet.model.interface import NUM_VERSIONS, LayerStates, LayerStateSpec, ModelSpec
 
 
 def block_size_of(spec: ModelSpec, longest: int) -> int:
@@ -31,24 +31,18 @@ def block_size_of(spec: ModelSpec, longest: int) -> int:
 
 
 def allocate_states(
-    spec: LayerStateSpec,
-    num_blocks: int,
-    block_size: int,
-    zeros: Callable[[tuple[int, ...], torch.dtype | None], Tensor],
-) -> LayerCache:
-    """Allocate the cache of a recurrent layer.
+    spec: LayerStateSpec, num_blocks: int, zeros: Callable[[tuple[int, ...], torch.dtype | None], Tensor]
+) -> LayerStates:
+    """Allocate the states of a recurrent layer.
 
     Args:
         spec: shape of the state.
         num_blocks: blocks of the cache.
-        block_size: tokens in a block.
         zeros: returns zeros of a shape and a dtype, by default the model's.
     """
     versions = (num_blocks, NUM_VERSIONS)
-    states = LayerStates(
+    return LayerStates(
         convolution=zeros((*versions, *spec.convolution), None),
         recurrent=zeros((*versions, *spec.recurrent), torch.float32),
         lengths=zeros(versions, torch.int32),
     )
-    nothing = states.convolution.new_zeros(num_blocks, block_size, 0, 0)
-    return LayerCache(nothing, nothing, states)

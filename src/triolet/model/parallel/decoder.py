@@ -12,7 +12,7 @@ from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import Linear, PackedLinear, make_linear
 from triolet.model.backends.quant_method import LinearWeights
-from triolet.model.backends.torch_decoder import Decoder, DecoderLayer, FeedForward, Head
+from triolet.model.backends.torch_decoder import Attention, Decoder, DecoderLayer, FeedForward, Head
 from triolet.model.backends.torch_loading import build_decoder
 from triolet.model.interface import ForwardBatch, ModelSpec
 from triolet.model.parallel.group import Group
@@ -110,6 +110,7 @@ def _summed(layer: DecoderLayer, prefix: str, weights: WeightReader, group: Grou
         return SummedLinear(attrs.evolve(linear, bias=None), linear.bias, group)
 
     assert isinstance(layer.mlp, FeedForward), "mixtures of experts are refused"
+    assert isinstance(layer.attention, Attention), "so are latent attention and recurrent layers"
     return attrs.evolve(
         layer,
         attention=attrs.evolve(layer.attention, out=summed(layer.attention.out)),

@@ -48,6 +48,15 @@ def feed_forward_activation(name: str, *, gated: bool) -> Activation:
     return _GATED.get(name, activate_and_multiply)
 
 
+def scaled_gate(name: str, gate_scale: float, scale: float, gate_up: Tensor) -> Tensor:
+    """Compute a gated activation whose gate and whose result are multiplied by a number (Falcon-H1).
+
+    [..., 2 * n], gate and up side by side, to [..., n].
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return PLAIN[name](gate * gate_scale) * up * scale
+
+
 def clamped_gate(config: ClampedGate, gate_up: Tensor) -> Tensor:
     """Compute the activation of gpt-oss: [..., 2 * n], gate and up side by side, to [..., n]."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -12,8 +12,8 @@ import torch
 
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.kernels.paged_attention import SEGMENT_TOKENS
-from triolet.model.interface import CausalModel, ForwardBatch, LayerCache
-from triolet.model.memory.state_cache import allocate_states
+from triolet.model.interface import CausalModel, ForwardBatch
+from triolet.model.memory.kv_cache import allocate_layer
 
 # (query length, sequence length) of each sequence of a step
 WARM_UP_STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -56,21 +56,16 @@ def _batch(
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     ends = [sum(query_lens[:index]) for index in range(len(step) + 1)]
-    cache = []
-    for layer in spec.cache_layers:
-        if layer.state is not None:
-            cache.append(
-                allocate_states(
-                    layer.state,
-                    num_blocks,
-                    block_size,
-                    lambda shape, dtype: zeros(*shape, dtype=dtype or spec.dtype),
-                )
-            )
-            continue
-        shape = (num_blocks, block_size, layer.num_kv_heads, layer.head_dim)
-        keys = zeros(*shape, dtype=spec.cache_dtype)
-        cache.append(LayerCache(keys, keys if layer.is_latent else zeros(*shape, dtype=spec.cache_dtype)))
+    cache = tuple(
+        allocate_layer(
+            layer,
+            num_blocks,
+            block_size,
+            spec.cache_dtype,
+            lambda shape, dtype: zeros(*shape, dtype=dtype or spec.dtype),
+        )
+        for layer in spec.cache_layers
+    )
     metadata = AttentionMetadata(
         cu_query_lens=on_device(ends),
         seq_lens=on_device(list(seq_lens)),
@@ -81,5 +76,5 @@ def _batch(
     )
     tokens = zeros(num_tokens)
     return ForwardBatch(
-        token_ids=tokens, positions=tokens, cache=tuple(cache), attention=metadata, logits_indices=zeros(1)
+        token_ids=tokens, positions=tokens, cache=cache, attention=metadata, logits_indices=zeros(1)
     )

@@ -1,8 +1,9 @@
-"""Mamba-2 layers over a paged cache of states: Granite 4.
+"""Mamba-2 layers over a paged cache of states: Granite 4, Bamba, Nemotron-H, Falcon-H1.
 
 A layer projects a token to a gate, to the channels of a convolution over the last few tokens, and to a step per head.
 What the convolution gives are the heads' inputs and what their states are written and read with (`mamba_scan`). The
-outputs are multiplied by the gate, normalised per group and projected. Source: arXiv 2405.21060.
+outputs are multiplied by the gate, normalised per group and projected; in some models the gate comes behind the norm,
+or there is no norm. Source: arXiv 2405.21060.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Mamba:
     step_bias: Tensor  # [num_heads] float32
     rates: Tensor  # [num_heads] float32, below 0: logarithms of the decay per unit of step
     skip: Tensor  # [num_heads] float32: inputs are added to outputs, times this
-    norm_weight: Tensor  # [inner_size] float32
+    norm_weight: Tensor | None  # [inner_size] float32; None without a norm
     norm_eps: float
     out: LinearLayer  # [num_tokens, inner_size] to [num_tokens, hidden]
+    # [outputs of project_in] in the model's dtype: they are multiplied by it; None for ones
+    projection_scales: Tensor | None
     config: MambaConfig
 
     def __call__(
@@ -44,7 +47,10 @@ class Mamba:
         # [num_tokens, hidden] -> [num_tokens, hidden]
         sizes = self.config
         parts = (sizes.inner_size, sizes.channels, sizes.num_heads)
-        gate, channels, steps = self.project_in(x).split(parts, dim=1)
+        projected = self.project_in(x)
+        if self.projection_scales is not None:
+            projected = projected * self.projection_scales
+        gate, channels, steps = projected.split(parts, dim=1)
         steps = functional.softplus(steps.float() + self.step_bias)
 
         def compute(
@@ -58,7 +64,7 @@ class Mamba:
             return outputs + step.x * self.skip[:, None], states
 
         mixed = over_batches(channels, sizes.inner_size, cache, attention, self.convolution, compute)
-        return self.out(self._normalise(mixed * functional.silu(gate.float())).to(x.dtype))
+        return self.out(self._gated(mixed, functional.silu(gate.float())).to(x.dtype))
 
     def _scan_input(self, convolved: Tensor, steps: Tensor) -> ScanInput:
         sizes = self.config
@@ -71,11 +77,18 @@ class Mamba:
             read.unflatten(1, groups),
         )
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        if self.norm_weight is None:
+            return mixed * gate
+        if self.config.norms_before_gate:
+            return self._normalise(mixed, self.norm_weight) * gate
+        return self._normalise(mixed * gate, self.norm_weight)
+
+    def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         # [num_tokens, inner_size] float32, each group by its own root mean square
         groups = x.unflatten(1, (self.config.num_groups, -1))
         scale = torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + self.norm_eps)
-        normalised: Tensor = (groups * scale).flatten(1) * self.norm_weight
+        normalised: Tensor = (groups * scale).flatten(1) * weight
         return normalised
 
 
@@ -102,8 +115,17 @@ def build_mamba(
         step_bias=weights.read_float32(prefix + "recurrent_step_bias"),
         rates=-weights.read_float32(prefix + "recurrent_decay").exp(),
         skip=weights.read_float32(prefix + "recurrent_skip"),
-        norm_weight=weights.read_float32(prefix + "recurrent_norm.weight"),
+        norm_weight=weights.read_float32(prefix + "recurrent_norm.weight") if config.is_normed else None,
         norm_eps=norm_eps,
         out=read_linear(prefix + "recurrent_out", weights),
+        projection_scales=_projection_scales(config, weights),
         config=config,
     )
+
+
+def _projection_scales(config: MambaConfig, weights: WeightReader) -> Tensor | None:
+    if config.projection_scales is None:
+        return None
+    sizes = (config.inner_size, config.inner_size, config.group_size, config.group_size, config.num_heads)
+    scales = torch.tensor(config.projection_scales, dtype=weights.dtype, device=weights.device)
+    return scales.repeat_interleave(torch.tensor(sizes, device=weights.device))
