@@ -32,7 +32,7 @@ namespace {
       _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(learned_positions), _(query_factors), _(final_norm), _(final_norm_bias), _(head),     \
-      _(argmax_filter), _(layer_inputs), _(num_layers), _(hidden), _(num_heads), _(dtype), _(gelu),               \
+      _(argmax_filter), _(layer_inputs), _(num_layers), _(hidden), _(num_heads), _(dtype), _(activation),               \
       _(embedding_format), _(norms_rows), _(parallel), _(few_rows), _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
 #define CACHE_GROUP(_) _(slots), _(block_tables)
 #define STEP(_)                                                                                                   \

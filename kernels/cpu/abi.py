@@ -92,7 +92,7 @@ class ModelStruct(ctypes.Structure):
         ("head", LinearStruct),
         ("argmax_filter", ArgmaxFilterStruct),
         ("layer_inputs", LayerInputsStruct),
-        *((name, _I) for name in ("num_layers", "hidden", "num_heads", "dtype", "gelu")),
+        *((name, _I) for name in ("num_layers", "hidden", "num_heads", "dtype", "activation")),
         *((name, _I) for name in ("embedding_format", "norms_rows", "parallel", "few_rows")),
         *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap")),
         *((name, _F) for name in ("embedding_scale", "residual_scale", "logit_scale")),

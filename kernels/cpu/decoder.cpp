@@ -898,8 +898,12 @@ class Worker {
   }
 
   Floats activated(Floats x) const {
+    if (model_.activation >= RELU) {
+      const Floats positive = larger(Floats{}, x);  // in this order a NaN stays one
+      return model_.activation == RELU ? positive : positive * positive;
+    }
     // GELU in its tanh form: 0.5 * (1 + tanh(z)) is sigmoid(2 * z), z = sqrt(2 / pi) * (x + 0.044715 * x**3)
-    const Floats z = model_.gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+    const Floats z = model_.activation == GELU_TANH ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
     return x * sigmoid(z);
   }
 

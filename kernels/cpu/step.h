@@ -53,6 +53,8 @@ struct LayerInputs {
   float embedding_scale, projection_scale, scale;  // factors of the rows, of the projection, of their sum
 };
 
+enum Activation : int32_t { SILU, GELU_TANH, RELU, RELU_SQUARED };
+
 struct Model {
   const Layer* layers;
   const void* embedding;  // [vocab_size, hidden], or rows of a file's blocks; null = the head's weights, packed
@@ -62,7 +64,8 @@ struct Model {
   Linear head;
   ArgmaxFilter argmax_filter;  // for the head
   LayerInputs layer_inputs;
-  int32_t num_layers, hidden, num_heads, dtype, gelu;
+  int32_t num_layers, hidden, num_heads, dtype;
+  int32_t activation;        // of feed-forward blocks: an Activation
   int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
   int32_t norms_rows;        // queries are normalised over all heads of a token together, and so are keys
   int32_t parallel;          // the feed-forward block reads what attention reads

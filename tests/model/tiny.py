@@ -78,6 +78,7 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+_YOUTU = {name: value for name, value in _LATENT.items() if name not in _GROUPS}
 
 _GRANITE_HYBRID = {
     "num_hidden_layers": 4,
@@ -539,6 +540,55 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "lfm3": (
+        "Lfm3ForCausalLM",
+        "Lfm3Config",
+        {
+            **_SIZES,
+            "num_hidden_layers": 5,
+            "head_dim": 32,
+            "sliding_window": 9,
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv", "sliding_attention"],
+        },
+    ),
+    "lfm3-plain": (
+        "Lfm3ForCausalLM",
+        "Lfm3Config",
+        {
+            **_SIZES,
+            "head_dim": 16,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "youtu": (
+        "YoutuForCausalLM",
+        "YoutuConfig",
+        {**_SIZES, **_YOUTU},
+    ),
+    "youtu-direct": (
+        "YoutuForCausalLM",
+        "YoutuConfig",
+        {**_SIZES, **_YOUTU, "q_lora_rank": None, "rope_interleave": False},
+    ),
+    "arcee": ("ArceeForCausalLM", "ArceeConfig", {**_SIZES, "rope_parameters": _YARN_ROPE}),
+    "arcee-biased": (
+        "ArceeForCausalLM",
+        "ArceeConfig",
+        {**_SIZES, "hidden_act": "relu", "attention_bias": True, "mlp_bias": True},
+    ),
+    "jais2": ("Jais2ForCausalLM", "Jais2Config", {**_SIZES}),
+    "cwm": (
+        "CwmForCausalLM",
+        "CwmConfig",
+        # This config takes no None.
+        {**_SIZES, "sliding_window": 9, "rope_parameters": _LLAMA3_ROPE, "bos_token_id": 0},
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -639,7 +689,7 @@ def make_model(
     }
     config = getattr(transformers, config_class)(
         # configs keep the dicts they are given, and change them
-        **json.loads(json.dumps({**settings, "vocab_size": vocab_size, **ids, **overrides}))
+        **json.loads(json.dumps({"vocab_size": vocab_size, **ids, **settings, **overrides}))
     )
     model = getattr(transformers, model_class)(config)
     randomise(model, seed)

@@ -83,6 +83,7 @@ class TensorNames:
     post_experts_norm: str = "post_feedforward_layernorm_2"
     shared_in: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_out: str = "mlp.shared_expert.down_proj"
+    head_gate: str = "self_attn.gate_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     # What a recurrent layer has in place of attention; the last three are whole names.
     recurrent_in: tuple[str, ...] = ("mamba.in_proj",)
@@ -353,6 +354,8 @@ class DecoderConfig:
     attention_out_bias: bool = False
     # What attention gives is multiplied by the sigmoid of a gate, which comes with each head's query (Qwen3-Next).
     attention_gate: bool = False
+    # So is what each head gives, by one gate of its own, which comes from what attention reads (LFM3).
+    head_gate: bool = False
     mlp_bias: bool = False
     mlp_gate_scale: float = (
         1.0  # the gate of the feed-forward block is multiplied by it before the activation

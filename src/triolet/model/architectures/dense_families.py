@@ -104,6 +104,78 @@ def seed_oss(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
+def arcee(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an Arcee: Llama whose feed-forward block has no gate, and squares what is above zero."""
+    defaults = Defaults(
+        hidden_size=2560,
+        intermediate_size=18_432,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        hidden_act="relu2",
+    )
+    return attrs.evolve(
+        with_biases(fields, base_config(fields, defaults, max_model_len)), names=_UNGATED, gated=False
+    )
+
+
+def jais2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Jais 2: an Arcee with layer norms and biases."""
+    defaults = Defaults(
+        vocab_size=150_272,
+        hidden_size=3328,
+        intermediate_size=26_624,
+        num_attention_heads=26,
+        max_position_embeddings=8192,
+        hidden_act="relu2",
+    )
+    config = with_attention_bias(fields, base_config(fields, defaults, max_model_len), default=True)
+    return attrs.evolve(
+        config,
+        norm=NormConfig(eps=fields.number("layer_norm_eps", 1e-5), centered=True),
+        names=_UNGATED,
+        gated=False,
+        mlp_bias=fields.flag("mlp_bias", True),
+    )
+
+
+_UNGATED = TensorNames(mlp_in=("mlp.up_proj",))
+
+
+def cwm(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Code World Model: Llama with windows in three of four layers."""
+    defaults = Defaults(
+        vocab_size=128_256,
+        hidden_size=6144,
+        intermediate_size=21_504,
+        num_hidden_layers=64,
+        num_attention_heads=48,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=1_000_000.0,
+    )
+    parameters = rope_parameters_of(fields)
+    if not parameters.values:
+        parameters = attrs.evolve(parameters, values=_CWM_ROPE)
+    config = base_config(fields, defaults, max_model_len, parameters)
+    pattern = [SLIDING if index % 4 else FULL for index in range(len(config.layers))]
+    config = with_windows(
+        config, layer_types(fields, pattern), fields.optional_integer("sliding_window", 8192)
+    )
+    return attrs.evolve(config, mlp_bias=fields.flag("mlp_bias", False))
+
+
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 def mistral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Mistral: Llama with a window in every layer."""
     defaults = Defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)

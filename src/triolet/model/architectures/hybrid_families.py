@@ -22,10 +22,13 @@ from triolet.model.architectures.dense_families import with_biases, with_granite
 from triolet.model.architectures.family_common import (
     FULL,
     QWEN,
+    SLIDING,
     Defaults,
     activation_of,
     base_config,
     checked_experts,
+    rope_of,
+    rope_parameters_by_kind,
     unsupported,
     with_attention_bias,
     with_layers,
@@ -496,13 +499,79 @@ def lfm2_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     return attrs.evolve(with_layers(config, sparse), names=names)
 
 
-def _lfm2(fields: Fields, max_model_len: int | None, defaults: Defaults) -> DecoderConfig:
-    config = base_config(fields, defaults, max_model_len)
-    convolution = ShortConvolutionConfig(
+def lfm3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Liquid LFM3: LFM2 with windows, gates of heads, and norms behind the blocks as well."""
+    defaults = Defaults(
+        vocab_size=128_000,
+        hidden_size=2048,
+        intermediate_size=7680,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=128_000,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+    )
+    globally, locally = _lfm3_rope_parameters(fields)
+    config = base_config(fields, defaults, max_model_len, globally)
+    local_rope, _ = rope_of(fields, locally, defaults, config.head_dim, max_model_len)
+    convolution, window = (
+        _short_convolution(fields, config, 7),
+        fields.optional_integer("sliding_window", 256),
+    )
+    of_kinds: dict[str, dict[str, Any]] = {
+        _CONVOLUTION: {"recurrent": convolution},
+        SLIDING: {"sliding_window": window, "rope": local_rope},
+        FULL: {},
+    }
+    default = [
+        {2: FULL, 0: SLIDING if index else _CONVOLUTION}.get(index % 4, _CONVOLUTION)
+        for index in range(len(config.layers))
+    ]
+    kinds = fields.texts("layer_types") or default
+    if len(kinds) != len(default) or not set(kinds) <= of_kinds.keys():
+        raise unsupported(fields, "layer_types", f"{len(default)} times {', '.join(of_kinds)}")
+    names = attrs.evolve(
+        _LFM2_NAMES,
+        query_norm="self_attn.q_norm",
+        key_norm="self_attn.k_norm",
+        attention_out="self_attn.o_proj",
+    )
+    if fields.flag("use_sandwich_norm", True):
+        names = attrs.evolve(names, post_attention_norm="post_operator_norm", post_mlp_norm="post_ffn_norm")
+    return attrs.evolve(
+        with_attention_bias(fields, with_layers(config, [of_kinds[kind] for kind in kinds])),
+        norm=attrs.evolve(config.norm, eps=fields.number("norm_eps", 1e-5)),
+        activation="silu",
+        qk_norm=True,
+        head_gate=fields.flag("use_attention_gate", True),
+        names=names,
+    )
+
+
+def _lfm3_rope_parameters(fields: Fields) -> tuple[Fields, Fields]:
+    """Return the rotary parameters of the layers without and of those with a window."""
+    if fields.section("rope_parameters") is not None:
+        return rope_parameters_by_kind(fields)
+    whole = {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}
+    return (
+        Fields(fields.path, whole, "rope_parameters."),
+        Fields(fields.path, {"rope_theta": 10_000.0}, "rope_parameters."),
+    )
+
+
+def _short_convolution(fields: Fields, config: DecoderConfig, kernel_size: int) -> ShortConvolutionConfig:
+    return ShortConvolutionConfig(
         channels=config.hidden_size,
-        kernel_size=fields.integer("conv_L_cache", 3, minimum=2),
+        kernel_size=fields.integer("conv_L_cache", kernel_size, minimum=2),
         bias=fields.flag("conv_bias", False),
     )
+
+
+def _lfm2(fields: Fields, max_model_len: int | None, defaults: Defaults) -> DecoderConfig:
+    config = base_config(fields, defaults, max_model_len)
+    convolution = _short_convolution(fields, config, 3)
     count = len(config.layers)
     attending = fields.integers("full_attn_idxs") if "full_attn_idxs" in fields else range(count)
     default = [FULL if index in attending else _CONVOLUTION for index in range(count)]

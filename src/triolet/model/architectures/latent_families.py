@@ -93,6 +93,22 @@ def deepseek_v3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     return _with_experts(fields, config, sigmoid_experts(fields, experts), first_sparse, names)
 
 
+def youtu(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Youtu: the attention of DeepSeek V3, and a dense feed-forward block in each layer."""
+    defaults = Defaults(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=True,
+    )
+    is_interleaved = fields.flag("rope_interleave", True)
+    config = _latent_config(fields, defaults, max_model_len, is_interleaved=is_interleaved)
+    return attrs.evolve(config, names=_with_query_name(config, TensorNames()))
+
+
 def glm4_moe_lite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a GLM 4.7 Flash: a small DeepSeek V3."""
     defaults = Defaults(
@@ -182,9 +198,14 @@ def _with_experts(
     """Give the layers from `first_sparse` on experts."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise unsupported(fields, "moe_layer_freq", "1: every layer after the dense ones has experts")
-    latent = config.layers[0].latent
-    if latent is not None and latent.query_size is None:
-        names = attrs.evolve(names, query_up="self_attn.q_proj")
+    names = _with_query_name(config, names)
     moe = checked_groups(fields, moe)
     sparse = [{"moe": moe if index >= first_sparse else None} for index in range(len(config.layers))]
     return attrs.evolve(with_layers(config, sparse), names=names)
+
+
+def _with_query_name(config: DecoderConfig, names: TensorNames) -> TensorNames:
+    """Return the names of tensors where queries may come from the residual stream itself."""
+    latent = config.layers[0].latent
+    is_direct = latent is not None and latent.query_size is None
+    return attrs.evolve(names, query_up="self_attn.q_proj") if is_direct else names

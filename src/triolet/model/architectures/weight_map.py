@@ -215,6 +215,9 @@ def _plan_attention(
             planner.vector(ours + "key_norm", theirs + names.key_norm, keys if whole else head_dim)
     attention_out = (theirs + names.attention_out,)
     planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
+    if config.head_gate:
+        gate = (theirs + names.head_gate,)
+        planner.linear(ours + "head_gate", gate, (config.num_heads,), hidden, bias=False)
     if names.sinks:
         planner.plans[ours + "sinks"] = TensorPlan(((theirs + names.sinks, (config.num_heads,)),))
 

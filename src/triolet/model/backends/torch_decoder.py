@@ -98,6 +98,9 @@ class Attention:
     sinks: Tensor | None  # [num_heads] float32: adds to the softmax's denominator
     only_queries: bool = False  # keys and values are those of an earlier layer, in its cache
     is_gated: bool = False  # each query has a gate behind it, of which the sigmoid multiplies the output
+    head_gate: LinearLayer | None = (
+        None  # gives a gate for each head, of which the sigmoid multiplies its output
+    )
     kv_scales: KvScales = NO_SCALES  # of a cache in float8
     prompts: FlashAttention | None = None  # on a GPU, in place of the Triton kernel
 
@@ -125,6 +128,8 @@ class Attention:
             value_scale=self.kv_scales.values,
             prompts=self.prompts,
         )
+        if self.head_gate is not None:
+            gates = self.head_gate(x).unsqueeze(-1)
         return self.out((mixed if gates is None else mixed * gates.sigmoid()).flatten(1))
 
     def _without_gates(self, heads: Tensor) -> tuple[Tensor, Tensor]:

@@ -207,6 +207,7 @@ def _build_attention(
         sinks=None if sinks is None else sinks.float(),
         only_queries=layer.reads_cache_of is not None,
         is_gated=config.attention_gate,
+        head_gate=_build_linear(prefix + "head_gate", weights) if config.head_gate else None,
     )
 
 

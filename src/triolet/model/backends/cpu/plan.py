@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 # The activations that the C++ step knows, as its struct numbers them.
-_GELU = {"silu": 0, "gelu_tanh": 1}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3}
 
 
 def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -84,7 +84,8 @@ def _has_known_features(config: DecoderConfig) -> bool:
         plain = has_place and finds
         return plain and layer.latent is None and layer.recurrent is None
 
-    return config.activation in _GELU and not config.attention_gate and all(map(knows, config.layers))
+    has_gates = config.attention_gate or config.head_gate
+    return config.activation in _ACTIVATIONS and not has_gates and all(map(knows, config.layers))
 
 
 def build_cpu_decoder(
@@ -179,7 +180,7 @@ class _Planner:
             hidden=config.hidden_size,
             num_heads=config.num_heads,
             dtype=DTYPES[self.weights.dtype],
-            gelu=_GELU[config.activation],
+            activation=_ACTIVATIONS[config.activation],
             norms_rows=config.qk_norm_of_rows,
             parallel=config.parallel_block,
             eps=config.norm.eps,
