@@ -142,11 +142,27 @@ struct Workspace {
   bool widens_inputs() const {
     if constexpr (std::is_same_v<T, float>) return false;
     if constexpr (!std::is_same_v<typename InputsOf<T>::Type, T>) return true;
-    auto has_blocks = [](const Layer& layer) {
-      return layer.qkv.panels || layer.attention_out.panels || layer.gate_up.panels || layer.down.panels ||
-             layer.input_gate.panels || layer.input_out.panels;
+    return any_linear([](const Linear& linear) { return linear.panels != nullptr; });
+  }
+
+  // Return whether inputs of a layer are split into three bfloat16 parts. Layers of one model may be stored in different
+  // ways, such as blocks of a file beside plain weights.
+  bool splits_inputs() const {
+    return any_linear([](const Linear& linear) { return linear.bits == 32; });
+  }
+
+  // Return whether something holds for a linear layer of the model; experts are not asked, which read their inputs as
+  // they are.
+  template <class Predicate>
+  bool any_linear(Predicate holds) const {
+    auto of_layer = [&](const Layer& layer) {
+      const Experts* experts = layer.experts;
+      return holds(layer.qkv) || holds(layer.attention_out) || holds(layer.gate_up) || holds(layer.down) ||
+             holds(layer.input_gate) || holds(layer.input_out) ||
+             (experts && holds(experts->router));
     };
-    return model.head.panels || model.layer_inputs.projection.panels || std::any_of(model.layers, model.layers + model.num_layers, has_blocks);
+    return holds(model.head) || holds(model.layer_inputs.projection) ||
+           std::any_of(model.layers, model.layers + model.num_layers, of_layer);
   }
 
   void measure_experts() {
@@ -182,7 +198,7 @@ struct Workspace {
     const size_t widest = std::max({model.hidden, query_width, intermediate});
     const size_t scales = Int8Rows::num_scales(static_cast<int>(widest));
     const size_t num_estimated = uses_argmax_filter() ? step.num_logits : 0;  // two int8 rows each
-    const size_t split = model.layers->qkv.bits == 32 ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
+    const size_t split = splits_inputs() ? Bf16x3Rows::num_words(rows, static_cast<int>(widest)) : 0;
     const size_t widened = widens_inputs() ? rows * widest : 0;
     const size_t unnormed_numbers = has_post_norms() ? rows * model.hidden : 0;
     const size_t summed_numbers = has_both() ? rows * model.hidden : 0;

@@ -433,6 +433,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "projectors_bias": True,
             "attention_bias": True,
             "mlp_bias": True,
+            "mlp_multipliers": [0.8, 1.0],
             "key_multiplier": 0.7,
             "ssm_multipliers": [0.5, 1.25, 0.9, 1.1, 0.8],
         },

@@ -142,6 +142,12 @@ def test_proportional_positions_turn_a_share_of_the_head_by_the_frequencies_of_t
     assert turned.frequencies == (*all_turned.frequencies[:16], *(0.0,) * 48)
 
 
+def test_null_means_as_many_key_value_heads_as_heads_where_absence_means_the_default() -> None:
+    sizes = {"num_attention_heads": 32, "hidden_size": 4096, "head_dim": 128}
+    assert parse("FalconH1ForCausalLM", **sizes).num_kv_heads == 8
+    assert parse("FalconH1ForCausalLM", **sizes, num_key_value_heads=None).num_kv_heads == 32
+
+
 def test_null_means_no_window_where_absence_means_the_default_one() -> None:
     assert parse("MistralForCausalLM").layers[0].sliding_window == 4096
     assert parse("MistralForCausalLM", sliding_window=None).layers[0].sliding_window is None

@@ -60,6 +60,10 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "w8a8": (writers.int_quantized, {**PACKED, "format": "int-quantized"}),
     "fp8-tensor": (writers.float_quantized("tensor"), FP8),
     "fp8-row": (writers.float_quantized("row"), FP8),
+    "fp8-one-scale": (
+        writers.fp8_tensor,
+        {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+    ),
     "fp8-block": (
         writers.block_fp8(40),  # divides none of the widths
         {"quant_method": "fp8", "weight_block_size": [40, 40], "activation_scheme": "dynamic"},
@@ -326,6 +330,66 @@ def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
     _, quantized = make_folders(tmp_path, name)
     with pytest.raises(ModelError, match=rf"{LAYER}\.[a-z_.]*{names}"):
         load_model(str(edited(quantized, change)))
+
+
+def test_int8_values_of_bitsandbytes_that_lie_in_tiles_are_refused(tmp_path: Path) -> None:
+    _, quantized = make_folders(tmp_path, "bnb-int8")
+    edited(quantized, lambda tensors: tensors[f"{LAYER}.weight_format"].fill_(2))
+    with pytest.raises(UnsupportedModel, match=rf"{LAYER}.weight_format' must be 0, for rows; got 2"):
+        load_model(str(quantized))
+
+
+def test_a_bias_of_zeros_that_the_architecture_does_not_have_changes_nothing(tmp_path: Path) -> None:
+    """AutoGPTQ stored one for every module."""
+    _, quantized = make_folders(tmp_path, "gptq-4")
+    expected = PagedDriver(load_model(str(quantized)).model).once(list(range(40)))
+    bias = torch.zeros(64)
+    edited(quantized, lambda tensors: tensors.update({f"{LAYER}.bias": bias}))
+    assert torch.equal(PagedDriver(load_model(str(quantized)).model).once(list(range(40))), expected)
+    bias[3] = 0.5
+    edited(quantized, lambda tensors: tensors.update({f"{LAYER}.bias": bias}))
+    with pytest.raises(ModelError, match=rf"unused tensors: {LAYER}.bias"):
+        load_model(str(quantized))
+
+
+def test_the_section_may_have_the_name_that_it_had_at_first(tmp_path: Path) -> None:
+    _, quantized = make_folders(tmp_path, "w4a16")
+    expected = PagedDriver(load_model(str(quantized)).model).once(list(range(40)))
+    path = quantized / "config.json"
+    config = json.loads(path.read_text())
+    section = config.pop("quantization_config")
+    del section["quant_method"]
+    path.write_text(json.dumps({**config, "compression_config": section}))
+    assert torch.equal(PagedDriver(load_model(str(quantized)).model).once(list(range(40))), expected)
+
+
+def test_layers_that_are_kept_beside_layers_that_are_not_give_what_the_dequantised_ones_give(
+    tmp_path: Path,
+) -> None:
+    """The memory for split inputs was measured by the first layer: products of a long prompt wrote behind its end."""
+    plain, quantized, whole = tmp_path / "plain", tmp_path / "quantized", tmp_path / "whole"
+    make_model("llama-plain", plain, intermediate_size=2048, max_position_embeddings=1024)
+    write_folders(plain, quantized, *FORMATS["w4a16"])
+    found = open_quantized(
+        Checkpoint.open(quantized), json.loads((quantized / "config.json").read_text()), quantized
+    )
+    weights = {name: found.read(name).clone() for name in found.tensors}
+
+    def without_mlp(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".mlp." in name]:
+            del tensors[name]
+        tensors.update({name: weight for name, weight in weights.items() if ".mlp." in name})
+
+    edited(quantized, without_mlp)
+    shutil.copytree(quantized, whole)
+    save_file(weights, whole / "model.safetensors", {"format": "pt"})
+    change_json(whole / "config.json", quantization_config=None)
+    tokens = [number % 200 for number in range(800)]
+    logits = [
+        PagedDriver(load_model(str(folder), dtype="float32").model, num_blocks=256).once(tokens)
+        for folder in (quantized, whole)
+    ]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-3, rtol=1e-3)
 
 
 def with_rotations(*locations: str) -> dict[str, Any]:

@@ -146,6 +146,13 @@ def float_quantized(rows: str) -> Writer:
     return write
 
 
+def fp8_tensor(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
+    """Layers of transformers' FP8 without blocks: one scale, and one of a static scheme for activations."""
+    tensors, weight = float_quantized("tensor")(dice, num_out, num_in)
+    scale = tensors.pop("weight_scale").float().reshape(())
+    return {**tensors, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.7)}, weight
+
+
 def with_input_scale(writer: Writer) -> Writer:
     """The same layers with the scale of a static scheme, which is for activations."""
 

@@ -426,7 +426,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise ModelNotFound(f"model must be a folder with a config.json or a hub id; got {str(folder)!r}")
-    return read_json_object(folder / "config.json")
+    config = read_json_object(folder / "config.json")
+    # The name that compressed-tensors' section had at first.
+    early = config.get("compression_config")
+    if isinstance(early, dict) and config.get("quantization_config") is None:
+        config["quantization_config"] = {"quant_method": "compressed-tensors", **early}
+    return config
 
 
 def architecture_of(config: dict[str, Any], folder: Path) -> str:

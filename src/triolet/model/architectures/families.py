@@ -18,6 +18,7 @@ from triolet.model.architectures import dense_families as dense
 from triolet.model.architectures import gemma_families as gemma
 from triolet.model.architectures import hybrid_families as hybrid
 from triolet.model.architectures import latent_families as latent
+from triolet.model.architectures import liquid_families as liquid
 from triolet.model.architectures import moe_families as moe
 from triolet.model.architectures.decoder_config import DecoderConfig, first_architecture
 from triolet.model.folder.json_fields import Fields
@@ -142,9 +143,9 @@ _FAMILIES: dict[str, Family] = {
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),
-    "Lfm2ForCausalLM": Family(hybrid.lfm2),
-    "Lfm2MoeForCausalLM": Family(hybrid.lfm2_moe),
-    "Lfm3ForCausalLM": Family(hybrid.lfm3),
+    "Lfm2ForCausalLM": Family(liquid.lfm2),
+    "Lfm2MoeForCausalLM": Family(liquid.lfm2_moe),
+    "Lfm3ForCausalLM": Family(liquid.lfm3),
     "DeepseekV2ForCausalLM": Family(latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Family(latent.deepseek_v3),
     "Glm4MoeLiteForCausalLM": Family(latent.glm4_moe_lite),

@@ -28,6 +28,8 @@ _ACTIVATIONS = {
     "relu2": "relu2",
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
+LINEAR = "linear_attention"
+OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # names in files of transformers 4
 
 
 @attrs.frozen(kw_only=True)
@@ -74,7 +76,8 @@ def base_config(
     """
     num_layers = fields.integer("num_hidden_layers", defaults.num_hidden_layers)
     num_heads = fields.integer("num_attention_heads", defaults.num_attention_heads)
-    num_kv_heads = fields.integer("num_key_value_heads", defaults.num_key_value_heads or num_heads)
+    # Null is as many as attention heads, whatever the family has where nothing is said.
+    num_kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_key_value_heads) or num_heads
     hidden_size = fields.integer("hidden_size", defaults.hidden_size)
     head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
@@ -218,6 +221,15 @@ def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
     kinds = fields.texts("layer_types") or tuple(default)
     if len(kinds) != len(default) or not set(kinds) <= {SLIDING, FULL}:
         raise unsupported(fields, "layer_types", f"{len(default)} times {SLIDING} or {FULL}")
+    return kinds
+
+
+def recurrent_kinds(fields: Fields, default: Sequence[str], recurrent: str = LINEAR) -> list[str]:
+    """Return the kind of each layer, recurrent or with attention: of the config, or without it the family's pattern."""
+    name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
+    kinds = [OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or default]
+    if len(kinds) != len(default) or not set(kinds) <= {recurrent, FULL}:
+        raise unsupported(fields, name, f"{len(default)} times {recurrent} or {FULL}")
     return kinds
 
 

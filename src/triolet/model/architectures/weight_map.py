@@ -85,6 +85,15 @@ class PackedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class ZeroBiasSource(Protocol):
+    """Checkpoint that may have biases of zeros where the architecture has none."""
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Tell whether a tensor is one of them."""
+        ...
+
+
 @attrs.frozen
 class TensorPlan:
     """One tensor of the decoder."""
@@ -345,6 +354,7 @@ def check_fit(config: DecoderConfig, plans: dict[str, TensorPlan], checkpoint: W
         if name not in wanted
         and not name.endswith((*ignored, *SCALE_ENDINGS))
         and not name.startswith(prefixes)
+        and not (isinstance(checkpoint, ZeroBiasSource) and checkpoint.is_zero_bias(name))
     ]
     misshapen = [
         f"{name} must be {shape}; got {stored[name].shape}"

@@ -88,7 +88,7 @@ def build_decoder(
     decoder = Decoder(
         spec=facts.spec,
         embedding=embedding,
-        embedding_scale=rounded_scale(config.embedding_scale, weights.dtype),
+        embedding_scale=embedding_scale_of(config, weights.dtype),
         learned_positions=learned_positions,
         layers=layers,
         cache_places=facts.cache_places,
@@ -261,7 +261,8 @@ def _build_mlp(
 
     activation = feed_forward_activation(config.activation, gated=config.gated)
     if (config.mlp_gate_scale, config.mlp_scale) != (1.0, 1.0):
-        assert config.gated and not config.mlp_bias, "the output's bias would have to be multiplied, too"
+        has_bias = config.mlp_bias and config.mlp_scale != 1.0
+        assert config.gated and not has_bias, "the output's bias would have to be multiplied, too"
         activation = functools.partial(
             scaled_gate, config.activation, config.mlp_gate_scale, config.mlp_scale
         )
@@ -330,7 +331,10 @@ def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader
     return _build_norm(config, name, weights) if f"{name}.weight" in weights else None
 
 
-def rounded_scale(scale: float | None, dtype: torch.dtype) -> float | None:
-    """Return the scale rounded to the model's dtype."""
+def embedding_scale_of(config: DecoderConfig, dtype: torch.dtype) -> float | None:
+    """Return the scale of the embeddings; where it belongs to the table it is rounded to the model's dtype."""
+    scale = config.embedding_scale
     # Gemma was trained with a scale rounded to bfloat16.
-    return None if scale is None else torch.tensor(scale, dtype=dtype).item()
+    return (
+        scale if scale is None or config.scales_given_embeddings else torch.tensor(scale, dtype=dtype).item()
+    )

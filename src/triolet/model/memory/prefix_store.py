@@ -215,6 +215,7 @@ def store_of(config: EngineConfig, info: ModelInfo, cache: Sequence[LayerCache])
             info.architecture,
             info.backend,
             info.device,
+            info.dtype,
             info.cpu_kernels,
             config.quantization,
             config.lora_dtype,

@@ -81,6 +81,11 @@ class QuantizedCheckpoint:
     def map_blocks(self, name: str) -> None:
         """Return None: these files do not have an output's weights in one place."""
 
+    def is_zero_bias(self, name: str) -> bool:
+        """Tell whether a tensor is the bias of a quantised module, and zeros: some tools store one for every module."""
+        module, _, part = name.rpartition(".")
+        return part == "bias" and f"{module}.weight" in self._layers and not self._stored.read(name).any()
+
     @property
     def num_quantized(self) -> int:
         """Number of quantised weights."""

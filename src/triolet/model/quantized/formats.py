@@ -423,7 +423,7 @@ class BitsAndBytes:
     """bitsandbytes: nf4 and fp4, also with double quantisation, and int8 by row."""
 
     marks: ClassVar[tuple[str, ...]] = ("weight.absmax", "SCB")
-    unused: ClassVar[tuple[str, ...]] = ("weight_format",)
+    unused: ClassVar[tuple[str, ...]] = ("weight_format",)  # checked to be that of rows
 
     @classmethod
     def of(cls, fields: Fields) -> BitsAndBytes:
@@ -436,6 +436,7 @@ class BitsAndBytes:
     def _by_row(self, module: Module) -> QuantizedLayer:
         num_out, num_in = module.need("weight", ("I8",), None, None)
         module.need("SCB", FLOATS, num_out)
+        _check_rows(module)
         return module.layer(
             (num_out, num_in),
             ("weight", "SCB"),
@@ -499,6 +500,8 @@ def scaled_layer(
     scale = module.find(scale_part)
     assert scale is not None
     block = named[0] if is_named else None
+    if math.prod(scale.shape) == 1:
+        block = (num_out, num_in)  # one for the tensor, whatever blocks are named
     if block is None:
         rows, columns = (*scale.shape, 1, 1)[:2]
         if min(rows, columns) < 1 or len(scale.shape) > 2:
@@ -583,6 +586,18 @@ def _described(module: Module, part: str, num_bytes: int) -> dict[str, Any]:
     if not is_good:
         raise module.wrong(part, "an object with shape [out, in] and positive block sizes", raw[:80])
     return {"nested_offset": 0.0, "nested_blocksize": 256, **state}
+
+
+def _check_rows(module: Module) -> None:
+    """Check that bitsandbytes' int8 values lie row after row, and not in tiles for one kind of GPU.
+
+    A model that has computed something before it was saved may have them in tiles, in the same shape.
+    """
+    if module.find("weight_format") is None:
+        return
+    (kind,) = module.checkpoint.read_raw(module.full("weight_format")).flatten().tolist() or (0,)
+    if kind != 0:
+        raise module.wrong("weight_format", "0, for rows", kind)
 
 
 def _is_positive(value: object) -> bool:

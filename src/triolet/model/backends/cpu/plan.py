@@ -41,7 +41,7 @@ from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
 from triolet.model.backends.layers.layer_inputs import layer_input_scales
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
-from triolet.model.backends.torch_loading import rounded_scale, router_norm_weight
+from triolet.model.backends.torch_loading import embedding_scale_of, router_norm_weight
 from triolet.model.memory.out_of_memory import trim_heap
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class _Planner:
             eps=config.norm.eps,
             attention_soft_cap=config.attention_soft_cap or 0.0,
             logit_soft_cap=config.logit_soft_cap or 0.0,
-            embedding_scale=rounded_scale(config.embedding_scale, self.weights.dtype) or 1.0,
+            embedding_scale=embedding_scale_of(config, self.weights.dtype) or 1.0,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
         )
