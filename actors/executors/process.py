@@ -425,7 +425,11 @@ def _checked(reply: Reply, plan: StepPlan) -> StepResult | Failure:
 def _spawn_importing(spawn: Callable[[], RunnerProcess]) -> RunnerProcess:
     """Start a process that imports what a load needs, and waits."""
     process = spawn()
-    process.post(ImportModules())
+    try:
+        process.post(ImportModules())
+    except BaseException:
+        process.discard()
+        raise
     return process
 
 
