@@ -31,7 +31,7 @@ from triolet.core.request.grammar_state import Thinking, TokenMask, all_but, onl
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.admission import NEVER, Admission, due_s
 from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
@@ -365,6 +365,30 @@ class EngineCore:
             yield
         finally:
             self.is_scheduling = False
+            # What this scheduler has ended and not reported: the next one may be far away.
+            ended = (
+                serial for serial, output in self.outputs.items() if output.entry.finish_reason is not None
+            )
+            if serials := tuple(ended):
+                self.on_finish(serials)
+
+    def unscheduled(self) -> Iterable[JournalEntry]:
+        """Return the live requests that no scheduler has."""
+        return () if self.is_scheduling else self.journal
+
+    def expire_unscheduled(self, now_s: float) -> float:
+        """End the requests past their deadlines that no scheduler has; a scheduler ends its own.
+
+        Returns:
+            The next deadline of such a request, monotonic seconds; infinity for none.
+        """
+        next_s = NEVER
+        for entry in tuple(self.unscheduled()):
+            if (at_s := due_s(entry)) <= now_s:
+                self.finish(entry.serial, FinishReason.DEADLINE)
+            else:
+                next_s = min(next_s, at_s)
+        return next_s
 
     def add_arrivals(self) -> None:
         """Queue what was added since the last call."""

@@ -192,10 +192,20 @@ class Deadlines:
         return heapq.heappop(self._heap)[1]
 
 
+def due_s(entry: JournalEntry) -> float:
+    """Return the time at which a request must end, monotonic seconds; infinity for never."""
+    request = entry.request
+    # Its queue deadline counts until it is first scheduled.
+    return (
+        request.deadline_s
+        if entry.scheduled_s is not None
+        else min(request.deadline_s, request.queue_deadline_s)
+    )
+
+
 def is_overdue(entry: JournalEntry, now_s: float) -> bool:
-    """Return True if a request must end; its queue deadline counts until it is first scheduled."""
-    request, is_queued = entry.request, entry.scheduled_s is None
-    return request.deadline_s <= now_s or (is_queued and request.queue_deadline_s <= now_s)
+    """Return True if a request must end."""
+    return due_s(entry) <= now_s
 
 
 # Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a
