@@ -271,7 +271,7 @@ class EngineCore:
         notify: Callable[[], None] = lambda: None,
         others_wait: bool = True,
     ) -> tuple[OpenOutput, ...]:
-        """Enter the requests of one prompt; the next `add_arrivals` queues them.
+        """Enter the requests of one prompt; the next `add_arrivals` queues them. If this raises, none is entered.
 
         Args:
             requests: one for each of the n answers.
@@ -280,16 +280,23 @@ class EngineCore:
             notify: wakes the one reader of all the answers.
             others_wait: whether the second and later answers wait for the first token of the first.
         """
-        opened: list[OpenOutput] = []
-        for request in requests:
-            entry = self.journal.open(request, after=opened[0].entry if opened and others_wait else None)
-            processor = OutputProcessor.open(
-                entry, self.model.tokenizer, arrival_time=arrival_time, hold_back=hold_back
-            )
-            self.outputs[entry.serial] = OpenOutput(processor, notify)
-            opened.append(self.outputs[entry.serial])
+        entries: list[JournalEntry] = []
+        try:
+            for request in requests:
+                entry = self.journal.open(request, after=entries[0] if entries and others_wait else None)
+                entries.append(entry)
+                processor = OutputProcessor.open(
+                    entry, self.model.tokenizer, arrival_time=arrival_time, hold_back=hold_back
+                )
+                self.outputs[entry.serial] = OpenOutput(processor, notify)
+        except BaseException:
+            for entry in entries:
+                self.outputs.pop(entry.serial, None)
+                self.finish(entry.serial, FinishReason.ABORT)
+            raise
+        for _ in entries:
             self.journal.stats.accepted()
-        return tuple(opened)
+        return tuple(self.outputs[entry.serial] for entry in entries)
 
     def finish(self, serial: int, reason: FinishReason) -> None:
         """End a request; idempotent, and harmless for a serial that is not live.
