@@ -36,7 +36,7 @@ import attrs
 from triolet import nano
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
-from triolet.core.recovery.supervision import typed_shortages
+from triolet.core.recovery.supervision import shortage_of, typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import (
     AdapterRunner,
@@ -250,12 +250,9 @@ def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
             answer = CallAnswer(pack_value(outcome.value, _tensor_bytes))
             REPLIES.pack(answer)  # a frame that is too long is an error of the call, not of the connection
             return answer
-    except (TypeError, ValueError, OverflowError) as error:
-        outcome = WorkerOutcome(
-            error=TypeError(
-                f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
-            )
-        )
+    except Exception as error:  # torch raises many kinds for tensors that are not plain bytes
+        rule = f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
+        outcome = WorkerOutcome(error=shortage_of(error, "a call into the worker") or TypeError(rule))
     assert outcome.error is not None
     _log_mistake(outcome.error)
     return CallAnswer(b"", describe(outcome.error))
