@@ -32,8 +32,9 @@ from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import ActorStuck, restart_cause
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
+from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
-from triolet.core.load_progress import OnProgress
+from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.messages import SchedulerMessage, Wake
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo
@@ -43,6 +44,7 @@ from triolet.core.scheduling.budget import SchedulerConfig
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead, InvalidPrompt, RequestFailed, ResourceShortage, RunnerDied
 from triolet.observability.prometheus import Metrics
@@ -328,6 +330,33 @@ async def test_a_restart_is_seen_from_outside_while_it_lasts_and_afterwards(
 )
 def test_the_cause_of_a_restart_is_told_by_its_error(error: BaseException | None, cause: str) -> None:
     assert restart_cause(error) == cause
+
+
+async def test_an_error_of_the_function_that_is_told_of_loads_ends_the_opening_or_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    class Telling(SlowToStartAgain):
+        async def start(self, on_progress: OnProgress) -> ModelInfo:
+            on_progress(LoadProgress("weights", 0, 2))
+            return await super().start(on_progress)
+
+    def fail(told: LoadProgress) -> None:
+        if is_planted:
+            raise Planted
+
+    executor = Telling(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 5)
+    config = EngineConfig(runner="inline")
+    is_planted = True
+    with pytest.raises(Planted):
+        async with run_engine(config, executor, LetterTokenizer, on_progress=fail):
+            pytest.fail("it has opened")
+    is_planted = False
+    async with run_engine(config, executor, LetterTokenizer, on_progress=fail) as engine:
+        is_planted = True
+        output = await engine.complete([9], PARAMS)
+    assert output.outputs[0].token_ids == ANSWER
+    assert executor.num_lives == 2
 
 
 async def test_the_model_names_no_process_while_there_is_none(autojump_clock: MockClock) -> None:
