@@ -100,7 +100,9 @@ async def test_an_admission_that_fails_at_its_end_holds_nothing(
                     patch.setattr(target, name, fail)
                     opened.clear()
                     with pytest.raises(MemoryError):
-                        await engine.complete([3, 4], SamplingParams(n=3, max_tokens=3), request_id=name_of_request)
+                        await engine.complete(
+                            [3, 4], SamplingParams(n=3, max_tokens=3), request_id=name_of_request
+                        )
                     await trio.sleep(STEP_S)
                     statistics = engine.statistics()
                     assert statistics.num_requests_live == others_run == len(engine._core.outputs)
