@@ -82,7 +82,11 @@ class GrammarMasks:
             for serial in serials:
                 self._asked_s.pop(serial, None)  # to the end
                 self._asked_s[serial] = now_s
-            self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
+            self._wait_for(serials, now_s)
+
+    def _wait_for(self, serials: Iterable[int], now_s: float) -> None:
+        """Have the next step wait for these masks, which are asked for now."""
+        self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
 
     def take_answers(self, among: Container[int] | None = None) -> dict[int, TokenMask]:
         """Return the masks that have come since the last call, by serial.
@@ -92,7 +96,8 @@ class GrammarMasks:
         """
         answers, self._answers = self._answers, {}
         if among is not None:
-            self._answers = {serial: mask for serial, mask in answers.items() if serial not in among}
+            others = {serial: mask for serial, mask in answers.items() if serial not in among}
+            self._answers = {serial: mask for serial, mask in others.items() if serial in self._journal}
             answers = {serial: mask for serial, mask in answers.items() if serial in among}
         return answers
 
@@ -152,6 +157,7 @@ class GrammarMasks:
         self._thinking = {
             serial: thinking for serial, thinking in self._thinking.items() if serial in self._journal
         }
+        self._asked_s = {serial: at_s for serial, at_s in self._asked_s.items() if serial in self._journal}
         questions: GrammarQuestions = defaultdict(dict)
         for entry in filter(None, map(self._journal.get, serials)):
             if entry.awaits_mask and (question := self._question(entry)) is not None:

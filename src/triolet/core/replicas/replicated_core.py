@@ -44,7 +44,7 @@ class MaskShare(GrammarMasks):
     def ask(self, serials: Iterable[int], now_s: float) -> None:
         """Note that these requests need masks."""
         if serials := dict.fromkeys(serials):
-            super().ask(serials, now_s)
+            self._wait_for(serials, now_s)
             self._whole.ask(serials, now_s)
 
     def take_answers(self, among: Container[int] | None = None) -> dict[int, TokenMask]:
