@@ -31,7 +31,7 @@ from triolet.core.request.grammar_state import Thinking, TokenMask, all_but, onl
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.scheduling.admission import NEVER, Admission, due_s
+from triolet.core.scheduling.admission import Admission, overdue_of
 from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
@@ -390,17 +390,10 @@ class EngineCore:
         return () if self.is_scheduling else self.journal
 
     def expire_unscheduled(self, now_s: float) -> float:
-        """End the requests past their deadlines that no scheduler has; a scheduler ends its own.
-
-        Returns:
-            The next deadline of such a request, monotonic seconds; infinity for none.
-        """
-        next_s = NEVER
-        for entry in tuple(self.unscheduled()):
-            if (at_s := due_s(entry)) <= now_s:
-                self.finish(entry.serial, FinishReason.DEADLINE)
-            else:
-                next_s = min(next_s, at_s)
+        """End the requests past their deadlines that no scheduler has; return the next deadline of such a request."""
+        overdue, next_s = overdue_of(self.unscheduled(), now_s)
+        for entry in overdue:
+            self.finish(entry.serial, FinishReason.DEADLINE)
         return next_s
 
     def add_arrivals(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import attrs
@@ -216,6 +216,17 @@ def due_s(entry: JournalEntry) -> float:
 def is_overdue(entry: JournalEntry, now_s: float) -> bool:
     """Return True if a request must end."""
     return due_s(entry) <= now_s
+
+
+def overdue_of(entries: Iterable[JournalEntry], now_s: float) -> tuple[list[JournalEntry], float]:
+    """Return the requests that must end now, and the next time at which another must; infinity if none has one."""
+    overdue, later = list[JournalEntry](), NEVER
+    for entry in entries:
+        if (at_s := due_s(entry)) <= now_s:
+            overdue.append(entry)
+        else:
+            later = min(later, at_s)
+    return overdue, later
 
 
 # Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a
