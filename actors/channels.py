@@ -57,11 +57,13 @@ class Channels:
         self.num_unread_plans = 0  # in the runner's inbox
         self.worker_calls = WorkerCalls(self._wake_runner)
         if shared is not None:
+            self._postponed: dict[int, None] = shared._postponed
             self.to_detokenizer: trio.MemorySendChannel[Progressed] = shared.to_detokenizer
             self.detokenizer_inbox: trio.MemoryReceiveChannel[Progressed] = shared.detokenizer_inbox
             self.to_tokenizer: trio.MemorySendChannel[TokenizeRequest] = shared.to_tokenizer
             self.tokenizer_inbox: trio.MemoryReceiveChannel[TokenizeRequest] = shared.tokenizer_inbox
             return
+        self._postponed = {}  # of `report_finished`
         self.to_detokenizer, self.detokenizer_inbox = trio.open_memory_channel[Progressed](
             DETOKENIZER_CAPACITY
         )
@@ -102,8 +104,16 @@ class Channels:
         if not serials:
             self.wake_scheduler()
             return
-        with suppress(trio.WouldBlock):  # the next scheduler reports all requests that have an output
+        try:
             self.to_detokenizer.send_nowait(Progressed(serials))
+        except trio.WouldBlock:
+            self._postponed.update(dict.fromkeys(serials))
+
+    def take_postponed(self) -> tuple[int, ...]:
+        """Return the serials that there was no room for in the detokenizer's inbox, after one of its messages."""
+        serials = tuple(self._postponed)
+        self._postponed.clear()
+        return serials
 
     def send_result(self, result: StepResult) -> None:
         """Hand a result to the scheduler. Never waits."""

@@ -38,7 +38,7 @@ async def detokenizer_actor(
         async for progressed in inbox:
             progress.num_read["detokenizer"] += 1
             began_s = time.perf_counter()
-            for serial in progressed.serials:
+            for serial in (*progressed.serials, *channels.take_postponed()):
                 _deliver_counted(core, progress, serial)
             if progress.profile is not None:
                 progress.profile.note_text(began_s, time.perf_counter())

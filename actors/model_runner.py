@@ -20,7 +20,7 @@ from triolet.actors.executors.contract import Executor, Following, LookAheadExec
 from triolet.actors.supervisor import foreign_errors_kept
 from triolet.actors.worker_calls import make_call
 from triolet.core.engine_core import EngineCore
-from triolet.core.load_progress import OnProgress
+from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.messages import RunnerMessage, Unload
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
@@ -82,11 +82,15 @@ async def model_runner_actor(
         adapters: LoRA adapters that a runner prepares when it has started; None for a model without them.
         step_timeout_s: after which a call into the worker counts as hung, seconds; None for never.
     """
+    has_model = True  # perhaps, of an earlier life
     with channels.runner_inbox.clone() as inbox:
         while True:
             try:
                 if core.must_unload:  # it was woken to sleep on, or its last life ended while it fell asleep
+                    if has_model:
+                        executor.forget_model()
                     await _sleep(core, progress, task_status)
+                has_model = True
                 async with executor.running():
                     info = await _load(core, executor, on_progress)
                     channels.discard_plans()
@@ -109,6 +113,7 @@ async def model_runner_actor(
             except WeightsRefused:
                 continue  # with the old ones
             executor.forget_model()
+            has_model = False
             core.sleep.enter(RunnerPhase.UNLOADED)
 
 
@@ -126,6 +131,9 @@ class WeightsRefused(Exception):
 
 
 async def _load(core: EngineCore, executor: Executor, on_progress: OnProgress) -> ModelInfo:
+    if core.model.info is not None:
+        # What the caller's function raises ends the opening of the engine, and nothing later.
+        on_progress = _ignore
     executor.use_weights(core.begin_load())
     try:
         return await executor.start(on_progress)
@@ -243,6 +251,10 @@ async def _make_calls(
                 if core.scheduler is not None:
                     core.scheduler.reset_prefix_cache(reset_running_requests=True)
                 channels.wake_scheduler()
+
+
+def _ignore(told: LoadProgress) -> None:
+    pass
 
 
 def _fail_step(plan: StepPlan, error: BaseException, core: EngineCore, channels: Channels) -> None:

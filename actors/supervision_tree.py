@@ -9,7 +9,8 @@
         detokenizer
       masks       one_for_one, 10 in 10 s, then with pauses of up to 5 s; never gives up
         structured_output   likewise; its grammars, processes of their own, die with it
-      absence     with several replicas: has what waits for one that does not come back go on elsewhere
+      absence     ends what is overdue while no scheduler has it; has what waits for a replica that does not come back
+                  go on elsewhere
       watchdog    ends actors that hang
 
 With several replicas `engine` is one_for_one over them, and each of them is what `engine` is above. One that crashes
@@ -210,9 +211,8 @@ def build_supervision_tree(
         ChildSpec(name="engine", start=engine.run, report_late_stop_s=math.inf),
         ChildSpec(name="text", start=text.run, report_late_stop_s=math.inf),
         ChildSpec(name="masks", start=masks.run, report_late_stop_s=math.inf),
+        ChildSpec(name="absence", start=partial(absence_actor, core)),
     ]
-    if isinstance(core, ReplicatedCore):
-        children.append(ChildSpec(name="absence", start=partial(absence_actor, core)))
     supply = executors[0].supply()
     if isinstance(core, ReplicatedCore) and autoscale is not None and supply is not None:
         start = partial(autoscaler_actor, core, autoscale, supply, further)

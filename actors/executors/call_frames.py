@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from triolet.core.recovery.supervision import shortage_of, typed_shortages
 from triolet.core.worker_call import WorkerCall
 from triolet.errors import InvalidRequest, UnsupportedFeature
 from triolet.ipc.messages import REQUESTS, CallAnswer, CallWorker
 from triolet.ipc.values import pack_value, unpack_value
+
+PURPOSE = "a call into the worker"
 
 
 def packed_call(call: WorkerCall) -> CallWorker:
@@ -16,6 +19,7 @@ def packed_call(call: WorkerCall) -> CallWorker:
     Raises:
         UnsupportedFeature: the target is a callable of this process.
         InvalidRequest: an argument cannot cross the pipe, or all are too long for it.
+        ResourceShortage: there is no memory for the message.
     """
     if not isinstance(call.target, str):
         raise UnsupportedFeature(
@@ -28,7 +32,9 @@ def packed_call(call: WorkerCall) -> CallWorker:
         arguments = pack_value([list(call.args), dict(call.kwargs)], _tensor_bytes)
         request = CallWorker(call.target, call.is_on_model, arguments, call.invalidates)
         REQUESTS.pack(request)  # a frame that is too long is refused here, while the process still waits
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # torch raises many kinds for tensors that are not plain bytes
+        if (shortage := shortage_of(error, PURPOSE)) is not None:
+            raise shortage from error
         raise InvalidRequest(
             f"args and kwargs must be plain values and tensors that fit into a message; {error}", field="args"
         ) from error
@@ -36,8 +42,14 @@ def packed_call(call: WorkerCall) -> CallWorker:
 
 
 def value_of(answer: CallAnswer) -> object:
-    """Return what a call has returned."""
-    return unpack_value(answer.value, _tensor_of)
+    """Return what a call has returned.
+
+    Raises:
+        ResourceShortage: there is no memory for it.
+        Exception: it is no value.
+    """
+    with typed_shortages(PURPOSE):
+        return unpack_value(answer.value, _tensor_of)
 
 
 def _tensor_bytes(value: object) -> bytes | None:

@@ -47,6 +47,7 @@ from triolet.ipc.messages import (
 
 logger = logging.getLogger("triolet.runner")
 
+SHORT_BYTES: Final = 2**12  # at most, of nearly all messages and of lines of a log
 READ_BYTES: Final = 2**16  # what a pipe holds on Linux
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
@@ -77,11 +78,16 @@ async def receive_when_ready(source: Descriptor) -> bytes:
             raise trio.ClosedResourceError
         await trio.lowlevel.wait_readable(fd)
         try:
-            return os.read(fd, READ_BYTES)
+            data = os.read(fd, SHORT_BYTES)
         except BlockingIOError:  # the system may err
             continue
         except OSError as error:
             raise trio.BrokenResourceError from error
+        if len(data) == SHORT_BYTES:
+            # Not from the beginning: each read takes memory for the most that it may give.
+            with suppress(OSError, MemoryError):  # the next call meets it again
+                data += os.read(fd, READ_BYTES)
+        return data
 
 
 class FrameWriter:
@@ -438,13 +444,13 @@ class RunnerProcess(RunnerConnection):
     async def _log_errors(self) -> None:
         """Pass what the process writes to standard error on to the log, line by line, until it is closed."""
         with suppress(trio.ClosedResourceError):
-            while data := await self._pipes.errors.receive_some(READ_BYTES):
+            while data := await self._pipes.errors.receive_some(SHORT_BYTES):
                 self._hear(data)
 
     def _read_rest(self) -> None:
         """Log what a dead process has left in the pipe: it may be the reason."""
         with suppress(BlockingIOError):
-            while data := os.read(self._pipes.errors.fileno(), READ_BYTES):
+            while data := os.read(self._pipes.errors.fileno(), SHORT_BYTES):
                 self._hear(data)
         self._log(self._line)
         self._line = b""

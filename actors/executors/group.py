@@ -23,6 +23,7 @@ from triolet.actors.executors.contract import Executor, Tell
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress, OnProgress
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.lora import Adapter
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult
@@ -107,9 +108,11 @@ class GroupExecutor(Executor):
                 if body.cancelled_caught:
                     failures.append(self._deaths[0])
                 is_over.set()
-        except BaseExceptionGroup:  # it holds the cancellation that ended the body, at most
-            if not failures:
-                raise
+        except (
+            BaseExceptionGroup
+        ):  # of a failure in the body it holds the cancellation that came with it, at most
+            if not failures or isinstance(failures[0], trio.Cancelled):
+                raise  # what a rank's own task ended with
         if failures:
             raise failures[0]
 
@@ -214,9 +217,10 @@ class LocalGroup(GroupExecutor):
 
     async def _meet(self) -> None:
         await trio.lowlevel.checkpoint()
-        self._rendezvous.begin_life()
-        for rank in self._ranks:  # all at once, although they are started one after the other
-            rank.prepare()
+        with typed_shortages("a process for the model runner"):
+            self._rendezvous.begin_life()
+            for rank in self._ranks:  # all at once, although they are started one after the other
+                rank.prepare()
 
     def close(self) -> None:
         """Remove the folder in which the ranks find each other."""

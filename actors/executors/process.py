@@ -58,6 +58,7 @@ from triolet.errors import (
     FrameError,
     InvalidRequest,
     ModelError,
+    ResourceShortage,
     RunnerDied,
     RunnerFailed,
 )
@@ -361,11 +362,11 @@ class ProcessExecutor(LookAheadExecutor):
             self._unsent.append(message)
 
     async def call(self, call: WorkerCall, limit_s: float | None) -> WorkerOutcome:
-        """Call the worker; see `Executor.call`. What cannot cross the pipe is an error of the call."""
+        """Call the worker; see `Executor.call`. What cannot cross the pipe, either way, is an error of the call."""
         process = self._here()
         try:
             request = packed_call(call)
-        except InvalidRequest as error:
+        except (InvalidRequest, ResourceShortage) as error:
             await trio.lowlevel.checkpoint()
             return WorkerOutcome(error=error)
         limit_s = None if limit_s is None else max(limit_s, 0.0)
@@ -379,7 +380,10 @@ class ProcessExecutor(LookAheadExecutor):
             raise rebuild(reply, otherwise=RunnerFailed)
         if reply.failure is not None:
             return WorkerOutcome(error=rebuild_call_error(reply.failure))
-        return WorkerOutcome(value_of(reply))
+        try:
+            return WorkerOutcome(value_of(reply))
+        except Exception as error:  # of this process: the runner is well
+            return WorkerOutcome(error=error)
 
     async def kill(self, reason: str) -> NoReturn:
         """Kill the process, within `running()`; the next load waits until the system has freed what it held.
@@ -425,7 +429,11 @@ def _checked(reply: Reply, plan: StepPlan) -> StepResult | Failure:
 def _spawn_importing(spawn: Callable[[], RunnerProcess]) -> RunnerProcess:
     """Start a process that imports what a load needs, and waits."""
     process = spawn()
-    process.post(ImportModules())
+    try:
+        process.post(ImportModules())
+    except BaseException:
+        process.discard()
+        raise
     return process
 
 

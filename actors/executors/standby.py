@@ -17,6 +17,7 @@ import trio
 
 from triolet.actors.executors.child_process import ForkServer
 from triolet.actors.executors.connection import RunnerProcess
+from triolet.core.recovery.supervision import typed_shortages
 from triolet.errors import ResourceShortage
 
 logger = logging.getLogger("triolet.runner")
@@ -111,7 +112,7 @@ class Standby:
             self._forget()
             dead.discard()
         if self.source is None:
-            with suppress(ResourceShortage, OSError):
+            with suppress(ResourceShortage, OSError), typed_shortages("a process for the model runner"):
                 self.source = self._spawn()
                 self._use = trio.CancelScope()
                 trio.lowlevel.spawn_system_task(self._end_unused, self.source, self._use)

@@ -1,6 +1,6 @@
-"""Replicas that do not come back: what waits for one of them goes on elsewhere.
+"""Schedulers that are away: deadlines hold meanwhile, and what waits for one that does not come back goes on elsewhere.
 
-The process of a replica is started again when it dies, and its suspects wait for that. It may take for ever: a machine
+A scheduler is away while its model runner is started again or waits for a worker, which may take for ever: a machine
 that is gone, a shortage that does not pass.
 """
 
@@ -10,16 +10,20 @@ from typing import Final
 
 import trio
 
+from triolet.core.engine_core import EngineCore
 from triolet.core.replicas.replicated_core import ReplicatedCore
 
-LOOK_S: Final = 1.0  # between two looks
+LOOK_S: Final = 1.0  # between two looks, at most
 
 
 async def absence_actor(
-    core: ReplicatedCore, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    core: EngineCore, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Give up replicas that are away for long, until cancelled."""
+    """End what is overdue while its scheduler is away, and give up replicas that are away for long, until cancelled."""
     task_status.started()
     while True:
-        core.give_up_absent(trio.current_time())
-        await trio.sleep(LOOK_S)
+        now_s = trio.current_time()
+        next_s = core.expire_unscheduled(now_s)
+        if isinstance(core, ReplicatedCore):
+            core.give_up_absent(now_s)
+        await trio.sleep_until(min(next_s, now_s + LOOK_S))

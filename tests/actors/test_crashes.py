@@ -32,8 +32,9 @@ from triolet.actors.channels import Channels
 from triolet.actors.model_runner import PROOF
 from triolet.actors.supervisor import ActorStuck, restart_cause
 from triolet.actors.tokenizer import ask_tokenizer, tokenizer_actor
+from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore
-from triolet.core.load_progress import OnProgress
+from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.messages import SchedulerMessage, Wake
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import LoadedModel, ModelInfo
@@ -43,6 +44,7 @@ from triolet.core.scheduling.budget import SchedulerConfig
 from triolet.core.scheduling.scheduler import Scheduler
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine.engine import Engine
+from triolet.engine.open_engine import run_engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead, InvalidPrompt, RequestFailed, ResourceShortage, RunnerDied
 from triolet.observability.prometheus import Metrics
@@ -330,6 +332,33 @@ def test_the_cause_of_a_restart_is_told_by_its_error(error: BaseException | None
     assert restart_cause(error) == cause
 
 
+async def test_an_error_of_the_function_that_is_told_of_loads_ends_the_opening_or_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    class Telling(SlowToStartAgain):
+        async def start(self, on_progress: OnProgress) -> ModelInfo:
+            on_progress(LoadProgress("weights", 0, 2))
+            return await super().start(on_progress)
+
+    def fail(told: LoadProgress) -> None:
+        if is_planted:
+            raise Planted
+
+    executor = Telling(num_blocks=64, block_size=4)
+    crash_in_steps(executor, 5)
+    config = EngineConfig(runner="inline")
+    is_planted = True
+    with pytest.raises(Planted):
+        async with run_engine(config, executor, LetterTokenizer, on_progress=fail):
+            pytest.fail("it has opened")
+    is_planted = False
+    async with run_engine(config, executor, LetterTokenizer, on_progress=fail) as engine:
+        is_planted = True
+        output = await engine.complete([9], PARAMS)
+    assert output.outputs[0].token_ids == ANSWER
+    assert executor.num_lives == 2
+
+
 async def test_the_model_names_no_process_while_there_is_none(autojump_clock: MockClock) -> None:
     class InProcess(SlowToStartAgain):
         async def start(self, on_progress: OnProgress) -> ModelInfo:
@@ -366,6 +395,76 @@ async def test_who_is_late_while_the_runner_is_away_gets_what_there_is(autojump_
     async with runner_away(deadline=trio.current_time() + 0.8) as (_, stream):
         output = await last_of(stream)
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.DEADLINE, ANSWER[:4])
+
+
+class NeverStartsAgain(FakeExecutor):
+    """Its second life never begins."""
+
+    async def start(self, on_progress: OnProgress) -> ModelInfo:
+        if self.num_lives:
+            await trio.sleep_forever()
+        return await super().start(on_progress)
+
+
+async def test_deadlines_hold_while_the_runner_does_not_come_back(autojump_clock: MockClock) -> None:
+    executor, outputs = NeverStartsAgain(num_blocks=64, block_size=4), dict[int, RequestOutput]()
+    crash_in_steps(executor, 5)
+    ended_s = dict[int, float]()
+
+    async def ask(number: int, **limits: float) -> None:
+        async with engine.generate([9], attrs.evolve(PARAMS, n=1 + number % 2), **limits) as stream:
+            outputs[number] = await last_of(stream)
+        ended_s[number] = trio.current_time()
+
+    async with fake_engine(executor) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(ask, 0, deadline=7.25))
+        await trio.sleep(2)
+        for number in range(1, 6):
+            nursery.start_soon(partial(ask, number, deadline=5.0 + number, queue_timeout=math.inf))
+        nursery.start_soon(partial(ask, 6, queue_timeout=3.5))
+    assert {output.finish_reason for output in outputs.values()} == {FinishReason.DEADLINE}
+    assert outputs[0].outputs[0].token_ids == ANSWER[:4]
+    due_s = {0: 7.25, 6: 5.5} | {number: 5.0 + number for number in range(1, 6)}
+    assert ended_s == pytest.approx(due_s, abs=1e-6)
+
+
+async def test_all_that_are_aborted_at_once_are_told_while_the_runner_does_not_come_back(
+    autojump_clock: MockClock,
+) -> None:
+    executor, outputs = NeverStartsAgain(num_blocks=64, block_size=4), list[RequestOutput]()
+    crash_in_steps(executor, 5)
+
+    async def ask(number: int) -> None:
+        async with engine.generate([9], PARAMS, request_id=str(number)) as stream:
+            outputs.append(await last_of(stream))
+
+    async with fake_engine(executor) as engine:
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    nursery.start_soon(ask, number)
+                await trio.sleep(1)
+                for number in range(4):  # in one step of the event loop
+                    engine.abort(str(number))
+    assert [output.finish_reason for output in outputs] == [FinishReason.ABORT] * 4
+
+
+async def test_who_is_aborted_as_the_runner_crashes_is_told_although_it_does_not_come_back(
+    autojump_clock: MockClock,
+) -> None:
+    executor = NeverStartsAgain(num_blocks=64, block_size=4)
+
+    def crash(plan: StepPlan) -> None:
+        engine.abort("r")  # ended by a scheduler that does not live to report it
+        raise Planted
+
+    async with fake_engine(executor) as engine:
+        async with engine.generate([9], PARAMS, request_id="r") as stream:
+            await trio.sleep(3.5 * STEP_S)
+            executor.before_step = crash
+            with trio.fail_after(10):
+                output = await last_of(stream)
+    assert output.finish_reason == FinishReason.ABORT
 
 
 async def test_who_leaves_while_the_runner_is_away_is_not_computed_again(autojump_clock: MockClock) -> None:

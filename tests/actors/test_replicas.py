@@ -350,6 +350,30 @@ async def test_suspects_of_a_replica_that_does_not_come_back_go_on_after_half_a_
         assert living(engine) == [*[False] * num_lost, True]
 
 
+@pytest.mark.parametrize("num_living", [0, 1])
+async def test_deadlines_of_what_no_replica_computes_hold(num_living: int, autojump_clock: MockClock) -> None:
+    executors = [MortalExecutor(), MortalExecutor()]
+    for executor in executors[num_living:]:
+        executor.death = segfault()
+    ended_s = list[float]()
+
+    async def be_late(deadline: float) -> None:
+        output = await engine.complete(prompt_of(1), SamplingParams(max_tokens=900), deadline=deadline)
+        assert output.finish_reason == "deadline"
+        ended_s.append(trio.current_time())
+
+    async with replicated_engine(executors) as engine:
+        for executor in executors:
+            executor.comes_back = False
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(be_late, began_s + 5 + number)
+            await trio.sleep(1)
+            assert living(engine) == [*[True] * num_living, *[False] * (2 - num_living)]
+    assert ended_s == pytest.approx([began_s + 5 + number for number in range(6)], abs=2 * STEP_S)
+
+
 async def test_an_engine_of_which_no_replica_can_be_started_is_dead(autojump_clock: MockClock) -> None:
     executors = [MortalExecutor(), MortalExecutor()]
     with pytest.raises(EngineDead):  # noqa: PT012  the scope itself raises it, at its end

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.actors.harness import STEP_S, assert_all_blocks_back, fake_engine
+from tests.actors.harness import STEP_S, answer_of, assert_all_blocks_back, fake_engine
 from triolet import SamplingParams
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.request.request import FinishReason, RequestStatus
+from triolet.engine import submission, token_stream
 from triolet.errors import (
     InvalidPrompt,
     Overloaded,
@@ -64,6 +70,48 @@ async def test_the_engine_chooses_no_id_that_a_live_request_bears(autojump_clock
 
 
 # --------------------------------------------------------------------------------------- admission
+
+
+@pytest.mark.parametrize("fails_in", ["outputs", "answers", "recording"])
+async def test_an_admission_that_fails_at_its_end_holds_nothing(
+    fails_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    opened: list[object] = []
+
+    def fail(*values: object, **fields: object) -> Any:
+        opened.append(values)
+        if fails_in == "outputs" and len(opened) < 3:
+            return open_output(*values, **fields)
+        raise MemoryError
+
+    open_output = OutputProcessor.open
+    target, name = {
+        "outputs": (OutputProcessor, "open"),
+        "answers": (submission, "collector_of"),
+        "recording": (token_stream, "saved_request"),
+    }[fails_in]
+    async with fake_engine(record=str(tmp_path / "requests.jsonl")) as engine:
+        for others_run, name_of_request in ((False, "a"), (True, "b")):
+            with monkeypatch.context() as patch:
+                async with AsyncExitStack() as stack:
+                    if others_run:
+                        await stack.enter_async_context(engine.generate([1, 2], LONG))
+                        await trio.sleep(3.5 * STEP_S)
+                    patch.setattr(target, name, fail)
+                    opened.clear()
+                    with pytest.raises(MemoryError):
+                        await engine.complete(
+                            [3, 4], SamplingParams(n=3, max_tokens=3), request_id=name_of_request
+                        )
+                    await trio.sleep(STEP_S)
+                    statistics = engine.statistics()
+                    assert statistics.num_requests_live == others_run == len(engine._core.outputs)
+                    assert engine.status(name_of_request) is None
+            output = await engine.complete([3, 4], SHORT, request_id=name_of_request)
+            assert output.outputs[0].token_ids == answer_of([3, 4], 1, 3)
+        assert_all_blocks_back(engine)
+        statistics = engine.statistics()
+        assert statistics.num_requests_received == sum(statistics.num_requests_ended.values())
 
 
 async def test_as_many_requests_as_run_and_may_wait_are_taken_and_not_one_more(

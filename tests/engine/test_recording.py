@@ -187,6 +187,62 @@ async def test_a_full_disk_costs_the_recording_one_warning_and_no_request(
     assert 1 <= len(read(path)) < 9
 
 
+async def test_a_shortage_while_a_recording_is_written_ends_the_recording_alone(
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+) -> None:
+    path, is_short = tmp_path / "requests.jsonl", False
+    encode = recorder.encode
+
+    def fail(record: Any) -> bytes:
+        if is_short:
+            raise MemoryError
+        return encode(record)
+
+    monkeypatch.setattr(recorder, "encode", fail)
+    async with fake_engine(record=str(path)) as engine:
+        for number in range(3):
+            is_short = number == 1
+            output = await engine.complete([1, number], SamplingParams(max_tokens=3, seed=1))
+            assert output.outputs[0].token_ids == answer_of([1, number], 1, 3)
+            await trio.sleep(1)
+        assert engine.statistics().num_lost_records > 0
+    assert caplog.text.count("misses records from now on") == 1
+    assert [one.begin.request.prompt_token_ids for one in read(path)] == [(1, 0)]
+
+
+async def test_a_shortage_while_a_model_is_digested_costs_the_digest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    def fail(folder: str, on_chunk: Callable[[], None]) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(recorder, "digest_of_model", fail)
+    path = tmp_path / "requests.jsonl"
+    async with fake_engine(record=str(path)) as engine:
+        await engine.complete([1, 2], SamplingParams(max_tokens=8))
+        await trio.sleep(1)
+    [one] = read(path)
+    assert "no digest of the model is known (MemoryError" in str(one.obstacle)
+
+
+async def test_the_file_of_a_recording_is_closed_although_its_end_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(one: object, number: int) -> None:
+        raise MemoryError
+
+    one = open_recorder(str(tmp_path / "requests.jsonl"))
+    one._open[1] = (0, ())
+    monkeypatch.setattr(recorder.Recorder, "end", fail)
+    with pytest.raises(MemoryError):
+        await one.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(one._file)
+
+
 async def test_a_queue_that_is_full_loses_records_and_counts_them(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,

@@ -16,7 +16,7 @@ from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import ModelInfo
 from triolet.engine import weights
 from triolet.engine.engine import Engine
-from triolet.errors import EngineClosed, InvalidRequest, RunnerDied
+from triolet.errors import EngineClosed, InvalidRequest, ResourceShortage, RunnerDied
 
 SHORT = SamplingParams(max_tokens=3, seed=1)
 LOAD_S = 100 * STEP_S
@@ -186,6 +186,26 @@ async def test_crashes_around_a_sleep_lose_nothing(autojump_clock: MockClock) ->
             assert await engine.wake_up()
             assert engine.statistics().num_restarts == 2
         assert_whole(outputs, range(1))
+
+
+async def test_a_sleep_that_follows_a_crash_gives_up_the_model(autojump_clock: MockClock) -> None:
+    executor = Sleeper()
+
+    def crash(plan: object) -> None:
+        executor.before_step = lambda plan: None
+        raise ResourceShortage("memory", "a step")  # which is waited out before the next life
+
+    async with fake_engine(executor) as engine:
+        executor.before_step = crash
+        async with engine.generate([1], SHORT):
+            await trio.sleep(1.5 * STEP_S)
+        assert engine.statistics().num_restarts == 1
+        await engine.sleep(2, "keep")
+        await trio.sleep(3 * LOAD_S)
+        assert asleep(engine)
+        assert (executor.num_lives, executor.num_unloads) == (1, 1)
+        await engine.wake_up()
+        assert (await engine.complete([1, 2], SHORT)).outputs[0].token_ids == answer_of([1, 2], 1, 3)
 
 
 async def test_a_drain_wakes_the_engine_for_what_is_live(autojump_clock: MockClock) -> None:

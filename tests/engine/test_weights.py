@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import shutil
 import tempfile
 import threading
@@ -169,6 +170,25 @@ async def test_the_folders_of_updates_are_deleted_in_a_thread(monkeypatch: pytes
         assert [path.name for path in updates.iterdir()] == ["new-2"]
     assert deleted == [("new-1", False), (updates.name, False)]
     assert not updates.exists()
+
+
+async def test_updates_of_a_sleeping_engine_leave_only_the_folders_that_are_in_use(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "write_update", lambda current, new, updates: new.mkdir())
+    async with fake_engine(Weighed()) as engine:
+        engine._update_numbers = (f"new-{number}" for number in itertools.count(1))  # type: ignore[assignment]
+        assert await engine.update_weights({"a": 1}) == 1
+        updates = Path(engine.weights_folder).parent
+        await engine.sleep(2)
+        for _ in range(3):
+            await engine.update_weights({"a": 1})
+            names = {path.name for path in updates.iterdir()}
+            assert len(names) == 2 and "new-1" in names
+        await engine.wake_up()
+        assert engine.weights_folder == str(updates / "new-4")
+        assert await engine.update_weights({"a": 1}) == 3
+        assert [path.name for path in updates.iterdir()] == ["new-5"]
 
 
 async def test_weights_that_do_not_fit_change_nothing(

@@ -101,6 +101,25 @@ def test_all_steps_can_be_waited_for() -> None:
     assert ids(pipeline.drain()) == ids(pipeline.finished()) == []
 
 
+def test_without_a_thread_a_step_is_waited_for_where_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    steps = [Step(1), Step(2), Step(3)]
+    for step in steps[:2]:
+        step.done.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        pipeline, woken = pipeline_of(*steps[:2])
+    assert ids(pipeline.finished()) == [1, 2]
+    pipeline._runner.steps.append(steps[2])  # type: ignore[attr-defined]
+    pipeline.submit(StepPlan(3, (), (), ()))  # when there are threads again
+    assert ids(pipeline.finished()) == []
+    steps[2].done.set()
+    woken()
+    assert ids(pipeline.finished()) == [3]
+
+
 def test_an_error_of_the_device_is_raised_in_its_turn() -> None:
     first, second = Step(1), Step(2, error=RuntimeError("planted"))
     pipeline, woken = pipeline_of(first, second, ValueError("not taken"))

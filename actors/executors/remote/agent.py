@@ -30,7 +30,7 @@ from triolet.actors.executors.process import WORKER
 from triolet.actors.executors.remote.handshaking import join, watch_other_end
 from triolet.actors.supervisor import root_cause
 from triolet.config.address import Address
-from triolet.core.recovery.supervision import Backoff
+from triolet.core.recovery.supervision import Backoff, shortage_of
 from triolet.ipc import lifeline
 from triolet.ipc.handshake import MAX_NAME_CHARS, Welcome
 from triolet.ipc.messages import REPLIES, ProcessEnded
@@ -43,6 +43,7 @@ SHORT_LIFE_S = 5.0  # of a process, which is an attempt in vain
 GRACE_S = 2.0  # from the end of a connection until its process is killed
 GROUP_BYTES = 16
 READ_BYTES = 2**16
+UNREACHABLE = (OSError, EOFError, trio.BrokenResourceError, trio.TooSlowError)
 
 
 @attrs.frozen
@@ -74,7 +75,9 @@ class Agent:
         while True:
             try:
                 ends = await self._connect()
-            except (OSError, EOFError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            except Exception as error:
+                if not (isinstance(error, UNREACHABLE) or _passes(error)):
+                    raise
                 if not is_told:
                     logger.warning(
                         "the engine at %s cannot be reached (%s); trying on", self.engine, _why(error)
@@ -126,10 +129,12 @@ class Agent:
         return End(stream, socket_stream.socket), welcome
 
     async def _try_to_live(self, ends: Sequence[End]) -> None:
-        """Do as `_live`, if the machine has a process and descriptors for it now; otherwise log what is missing."""
+        """Do as `_live`, if the machine has what that needs now; otherwise log what is missing."""
         try:
             await self._live(ends)
-        except* OSError as errors:
+        except* Exception as errors:
+            if errors.split(_passes)[1] is not None:
+                raise
             logger.warning("no process can be started for the engine: %s", root_cause(errors))
         finally:
             for end in ends:
@@ -141,8 +146,8 @@ class Agent:
             await self._live_at(ends[0], self.command)
             return
         rendezvous = Rendezvous()
-        rendezvous.begin_life()
         try:
+            rendezvous.begin_life()
             async with trio.open_nursery() as nursery:
                 for rank, end in enumerate(ends):
                     life = self._live_at(end, rendezvous.command(rank, len(ends)))
@@ -265,6 +270,11 @@ async def _end_of(sock: trio.socket.SocketType) -> None:
 async def _pass_on(source: trio.abc.Stream, sink: trio.abc.Stream) -> None:
     while data := await source.receive_some(READ_BYTES):
         await sink.send_all(data)
+
+
+def _passes(error: BaseException) -> bool:
+    """Return whether an error says that the machine lacks something, perhaps not for long."""
+    return isinstance(error, OSError) or shortage_of(error, "a worker") is not None
 
 
 def _why(error: Exception) -> str:

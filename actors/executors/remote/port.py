@@ -141,8 +141,8 @@ class WorkerPort:
             while True:
                 try:
                     nursery.start_soon(self._serve, await listener.accept())
-                except OSError as error:  # no descriptor is free, or the peer has left already
-                    logger.warning("a connection to %s cannot be taken: %s", self.address, error)
+                except Exception as error:  # no descriptor or memory is free, or the peer has left already
+                    logger.warning("a connection to %s cannot be taken: %r", self.address, error)
                     await trio.sleep(RETRY_S)
 
     async def _serve(self, socket_stream: trio.SocketStream) -> None:

@@ -31,7 +31,7 @@ from triolet.core.request.grammar_state import Thinking, TokenMask, all_but, onl
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.scheduling.admission import Admission
+from triolet.core.scheduling.admission import Admission, overdue_of
 from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, SchedulerCounters
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
@@ -82,7 +82,11 @@ class GrammarMasks:
             for serial in serials:
                 self._asked_s.pop(serial, None)  # to the end
                 self._asked_s[serial] = now_s
-            self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
+            self._wait_for(serials, now_s)
+
+    def _wait_for(self, serials: Iterable[int], now_s: float) -> None:
+        """Have the next step wait for these masks, which are asked for now."""
+        self._latest, self._wait_until_s = set(serials), now_s + MAX_WAIT_S
 
     def take_answers(self, among: Container[int] | None = None) -> dict[int, TokenMask]:
         """Return the masks that have come since the last call, by serial.
@@ -92,7 +96,8 @@ class GrammarMasks:
         """
         answers, self._answers = self._answers, {}
         if among is not None:
-            self._answers = {serial: mask for serial, mask in answers.items() if serial not in among}
+            others = {serial: mask for serial, mask in answers.items() if serial not in among}
+            self._answers = {serial: mask for serial, mask in others.items() if serial in self._journal}
             answers = {serial: mask for serial, mask in answers.items() if serial in among}
         return answers
 
@@ -152,6 +157,7 @@ class GrammarMasks:
         self._thinking = {
             serial: thinking for serial, thinking in self._thinking.items() if serial in self._journal
         }
+        self._asked_s = {serial: at_s for serial, at_s in self._asked_s.items() if serial in self._journal}
         questions: GrammarQuestions = defaultdict(dict)
         for entry in filter(None, map(self._journal.get, serials)):
             if entry.awaits_mask and (question := self._question(entry)) is not None:
@@ -271,7 +277,7 @@ class EngineCore:
         notify: Callable[[], None] = lambda: None,
         others_wait: bool = True,
     ) -> tuple[OpenOutput, ...]:
-        """Enter the requests of one prompt; the next `add_arrivals` queues them.
+        """Enter the requests of one prompt; the next `add_arrivals` queues them. If this raises, none is entered.
 
         Args:
             requests: one for each of the n answers.
@@ -280,16 +286,23 @@ class EngineCore:
             notify: wakes the one reader of all the answers.
             others_wait: whether the second and later answers wait for the first token of the first.
         """
-        opened: list[OpenOutput] = []
-        for request in requests:
-            entry = self.journal.open(request, after=opened[0].entry if opened and others_wait else None)
-            processor = OutputProcessor.open(
-                entry, self.model.tokenizer, arrival_time=arrival_time, hold_back=hold_back
-            )
-            self.outputs[entry.serial] = OpenOutput(processor, notify)
-            opened.append(self.outputs[entry.serial])
+        entries: list[JournalEntry] = []
+        try:
+            for request in requests:
+                entry = self.journal.open(request, after=entries[0] if entries and others_wait else None)
+                entries.append(entry)
+                processor = OutputProcessor.open(
+                    entry, self.model.tokenizer, arrival_time=arrival_time, hold_back=hold_back
+                )
+                self.outputs[entry.serial] = OpenOutput(processor, notify)
+        except BaseException:
+            for entry in entries:
+                self.outputs.pop(entry.serial, None)
+                self.finish(entry.serial, FinishReason.ABORT)
+            raise
+        for _ in entries:
             self.journal.stats.accepted()
-        return tuple(opened)
+        return tuple(self.outputs[entry.serial] for entry in entries)
 
     def finish(self, serial: int, reason: FinishReason) -> None:
         """End a request; idempotent, and harmless for a serial that is not live.
@@ -365,6 +378,23 @@ class EngineCore:
             yield
         finally:
             self.is_scheduling = False
+            # What this scheduler has ended and not reported: the next one may be far away.
+            ended = (
+                serial for serial, output in self.outputs.items() if output.entry.finish_reason is not None
+            )
+            if serials := tuple(ended):
+                self.on_finish(serials)
+
+    def unscheduled(self) -> Iterable[JournalEntry]:
+        """Return the live requests that no scheduler has."""
+        return () if self.is_scheduling else self.journal
+
+    def expire_unscheduled(self, now_s: float) -> float:
+        """End the requests past their deadlines that no scheduler has; return the next deadline of such a request."""
+        overdue, next_s = overdue_of(self.unscheduled(), now_s)
+        for entry in overdue:
+            self.finish(entry.serial, FinishReason.DEADLINE)
+        return next_s
 
     def add_arrivals(self) -> None:
         """Queue what was added since the last call."""

@@ -209,7 +209,13 @@ class RequestTable:
         finally:
             admission.give_back(num_places, submission.account)
         # No checkpoint from here on: the request is in the journal, with a reader, or it is nowhere.
-        self._open(submission, requests)
+        try:
+            self._open(submission, requests)
+        except BaseException:
+            del self.submissions[request_id]
+            self._end(submission)
+            submission.outputs = ()
+            raise
         if submission.was_aborted:
             self.abort(request_id)
 
@@ -244,20 +250,24 @@ class RequestTable:
 
     def leave(self, submission: Submission) -> None:
         """End a request that its reader leaves, and free its id. Synchronous, no checkpoint."""
-        core = self._core
-        for entry in submission.entries:  # first of all: its blocks are free from here on
-            core.finish(entry.serial, FinishReason.ABORT)
-        now_s = trio.current_time()
-        for entry in submission.entries:
-            core.close_output(entry.serial, entry.finish_reason or FinishReason.ABORT, now_s)
-        if self.recorder is not None:
-            self.recorder.end(submission.entries[0].serial)
+        self._end(submission)
         self._progress.stepped.unpark_all()
-        core.admission.ended(now_s)
+        now_s = trio.current_time()
+        self._core.admission.ended(now_s)
         if self.submissions.get(submission.request_id) is not submission:
             return  # it had ended before, and a later request has the id now
         del self.submissions[submission.request_id]
         self._endings.remember(submission.request_id, submission.status(), now_s)
+
+    def _end(self, submission: Submission) -> None:
+        """End what is in the journal of a request, and its outputs."""
+        core, entries = self._core, submission.entries
+        for entry in entries:  # first of all: its blocks are free from here on
+            core.finish(entry.serial, FinishReason.ABORT)
+        for entry in entries:
+            core.close_output(entry.serial, entry.finish_reason or FinishReason.ABORT, trio.current_time())
+        if self.recorder is not None and entries:
+            self.recorder.end(entries[0].serial)
 
     def end_admissions(self) -> None:
         """Cancel the requests that wait for their admission."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,7 @@ class WeightMethods(PauseMethods):
                 await self._work(partial(write_update, Path(former), folder, updates))
                 version = await self._exchange(str(folder), mode)
             finally:
-                # Of two folders one is in use; an exchange that waits for the end of sleep keeps both.
-                unused = former if self.weights_folder == str(folder) else str(folder)
-                if self._core.weights.requested is None and Path(unused).parent == self._updates:
-                    await self._delete(Path(unused))
+                await self._clean_up(partial(_delete_others, self._updates, self._folders_in_use()))
             return version
 
     async def _exchange(self, folder: str, mode: str) -> int:
@@ -155,12 +153,29 @@ class WeightMethods(PauseMethods):
 
     async def _remove_updates(self) -> None:
         if self._updates is not None:
-            await self._delete(self._updates)
+            await self._clean_up(partial(_delete, self._updates))
 
-    async def _delete(self, folder: Path) -> None:
-        """Delete a folder of weights, which may be gigabytes."""
-        delete = partial(shutil.rmtree, folder, ignore_errors=True)
-        await clean_up_in_thread(delete, "deleting weights", is_inline=self.config.runner == "inline")
+    def _folders_in_use(self) -> set[str | None]:
+        """Return the folders that the runner has loaded, or may yet load; no other one is asked for again."""
+        weights = self._core.weights
+        return {self.weights_folder, weights.requested, weights.loading}
+
+    async def _clean_up(self, function: Callable[[], None]) -> None:
+        is_inline = self.config.runner == "inline"
+        await clean_up_in_thread(function, "deleting weights", is_inline=is_inline)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder of weights, which may be gigabytes."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _delete_others(updates: Path, used: Collection[str | None]) -> None:
+    """Delete the folders of updates that are not used."""
+    with suppress(OSError):  # as those that cannot be deleted, they go with the folder of all of them
+        for folder in tuple(updates.iterdir()):
+            if str(folder) not in used:
+                _delete(folder)
 
 
 def _absolute(path: str) -> Path:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgpack
 
+from triolet.ipc.messages import PACKED_BYTES
+
 _TENSOR, _TUPLE = 1, 2
 
 
@@ -39,7 +41,9 @@ def pack_value(value: object, encode: Callable[[object], bytes | None]) -> bytes
 
 
 def _pack(value: object, special: Callable[[Any], msgpack.ExtType]) -> bytes:
-    data: bytes = msgpack.packb(value, default=special, strict_types=True, unicode_errors="surrogatepass")
+    data: bytes = msgpack.packb(
+        value, default=special, strict_types=True, unicode_errors="surrogatepass", buf_size=PACKED_BYTES
+    )
     return data
 
 

@@ -193,14 +193,16 @@ class Recorder:
 
         Takes `LAST_DIGEST_S` longer at most if there are weights without a digest.
         """
-        for number in list(self._open):
-            self.end(number)
-        with trio.move_on_after(LAST_DIGEST_S, shield=True):
-            while self._undigested and self._is_on:
-                await self._digest_next()
-        await self._write_queue()
-        self._is_on = False
-        os.close(self._file)
+        try:
+            for number in list(self._open):
+                self.end(number)
+            with trio.move_on_after(LAST_DIGEST_S, shield=True):
+                while self._undigested and self._is_on:
+                    await self._digest_next()
+            await self._write_queue()
+        finally:
+            self._is_on = False
+            os.close(self._file)
 
     async def _write_queue(self) -> None:
         records, self._queue, self._num_queued_tokens = self._queue, [], 0
@@ -210,7 +212,7 @@ class Recorder:
             # Shielded: the records are no longer in the queue, so that a cancelled write would lose them.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._write, records)
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # of whatever kind, a shortage of memory included: the engine goes on
             self._is_on = False
             self._lose(len(records) + len(self._queue), error)
             self._queue.clear()
@@ -221,7 +223,7 @@ class Recorder:
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-        except OSError:
+        except Exception:
             # A later engine appends behind the last whole line.
             os.ftruncate(self._file, self._num_bytes)
             raise
@@ -239,7 +241,7 @@ class Recorder:
         try:
             # Cancelled between two chunks: the end of the engine does not wait until gigabytes are read.
             digest = await trio.to_thread.run_sync(digest_of_model, folder, trio.from_thread.check_cancelled)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         del self._undigested[0]
         self._append(WeightsRecord(version=version, folder=folder, digest=digest, problem=problem))

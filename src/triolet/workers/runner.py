@@ -36,7 +36,7 @@ import attrs
 from triolet import nano
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import IMPORTS, LoadProgress, OnProgress
-from triolet.core.recovery.supervision import typed_shortages
+from triolet.core.recovery.supervision import shortage_of, typed_shortages
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import (
     AdapterRunner,
@@ -67,6 +67,7 @@ from triolet.ipc.values import pack_value, unpack_value
 from triolet.workers.parent_death import die_with_parent
 from triolet.workers.step_pipeline import StepPipeline
 
+SHORT_BYTES = 2**12  # at most, of nearly all requests
 READ_BYTES = 2**16  # what a pipe holds on Linux
 LAST_FD = 2**32 - 1
 SYS_CLOSE_RANGE = 436  # on every architecture
@@ -134,14 +135,22 @@ class FdTransport:
             ready = {fd for fd, _ in poll.poll()}
             # First what the device is to do next: it may be about to run out of work.
             if self.requests_fd in ready:
-                if not (data := os.read(self.requests_fd, READ_BYTES)):
+                if not (data := self._read()):
                     break
                 reader.feed(data)
                 yield from REQUESTS.messages(reader)
             if self._wakes[0] in ready:
-                os.read(self._wakes[0], READ_BYTES)
+                os.read(self._wakes[0], SHORT_BYTES)
                 yield None
         reader.close()
+
+    def _read(self) -> bytes:
+        data = os.read(self.requests_fd, SHORT_BYTES)
+        if len(data) == SHORT_BYTES and self.has_request():
+            # Not from the beginning: each read takes memory for the most that it may give.
+            with suppress(MemoryError):
+                data += os.read(self.requests_fd, READ_BYTES)
+        return data
 
     def wake(self) -> None:
         os.write(self._wakes[1], b"\0")
@@ -235,8 +244,10 @@ def _replies(
         elif isinstance(request, Ping):
             yield Pong()
         elif isinstance(request, PrepareAdapter) and isinstance(runner, AdapterRunner):
-            # In a thread, so that the next plan is read at once; a step that needs the adapter waits for it.
-            threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
+            # In a thread, so that the next plan is read at once; a step that needs the adapter waits for it. Without a
+            # thread that step reads it.
+            with suppress(RuntimeError, MemoryError):
+                threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
 
 
 def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
@@ -250,12 +261,9 @@ def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
             answer = CallAnswer(pack_value(outcome.value, _tensor_bytes))
             REPLIES.pack(answer)  # a frame that is too long is an error of the call, not of the connection
             return answer
-    except (TypeError, ValueError, OverflowError) as error:
-        outcome = WorkerOutcome(
-            error=TypeError(
-                f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
-            )
-        )
+    except Exception as error:  # torch raises many kinds for tensors that are not plain bytes
+        rule = f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
+        outcome = WorkerOutcome(error=shortage_of(error, "a call into the worker") or TypeError(rule))
     assert outcome.error is not None
     _log_mistake(outcome.error)
     return CallAnswer(b"", describe(outcome.error))

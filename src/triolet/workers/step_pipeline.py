@@ -64,10 +64,10 @@ class StepPipeline:
         opened = _OpenStep(step, step.is_done)
         self._open.append(opened)
         if not opened.is_done:
-            self._unfinished.put(opened)
-            if self._waiter is None:
-                self._waiter = threading.Thread(target=self._watch, name="triolet-steps", daemon=True)
-                self._waiter.start()
+            if self._has_waiter():
+                self._unfinished.put(opened)
+            else:
+                _await_end(opened)
 
     def finished(self) -> Iterator[StepResult]:
         """Give the results that are there, up to the first step that is being computed."""
@@ -79,10 +79,24 @@ class StepPipeline:
         while self._open:
             yield self._open.popleft().step.result()
 
+    def _has_waiter(self) -> bool:
+        """Start the thread that waits, unless there is one; False if none can be started now."""
+        if self._waiter is None:
+            waiter = threading.Thread(target=self._watch, name="triolet-steps", daemon=True)
+            try:
+                waiter.start()
+            except (RuntimeError, MemoryError):
+                return False
+            self._waiter = waiter
+        return True
+
     def _watch(self) -> None:
         while True:
-            opened = self._unfinished.get()
-            with suppress(Exception):  # its result raises it again
-                opened.step.wait()
-            opened.is_done = True
+            _await_end(self._unfinished.get())
             self._wake()
+
+
+def _await_end(opened: _OpenStep) -> None:
+    with suppress(Exception):  # its result raises it again
+        opened.step.wait()
+    opened.is_done = True

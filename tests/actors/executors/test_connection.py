@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -12,7 +13,12 @@ import trio.testing
 
 from tests.actors.executors.harness import executor_that, first_step, ignore, remote_that, step_ahead
 from tests.actors.harness import unexpected
-from triolet.actors.executors.connection import FrameWriter, receive_when_ready
+from triolet.actors.executors.connection import (
+    READ_BYTES,
+    SHORT_BYTES,
+    FrameWriter,
+    receive_when_ready,
+)
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.remote.link import StreamFrameWriter
 
@@ -123,6 +129,43 @@ async def test_a_reader_gets_what_was_sent_before_the_end_and_then_nothing(
     theirs.close()
     assert await receive_when_ready(ours) == b"last words"
     assert await receive_when_ready(ours) == b""
+
+
+async def test_short_messages_are_read_into_little_memory_and_long_ones_in_few_reads(
+    ends: tuple[trio.socket.SocketType, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(fd: int, num_bytes: int) -> bytes:
+        sizes.append(num_bytes)
+        return read_bytes(fd, num_bytes)
+
+    read_bytes, sizes = os.read, list[int]()
+    ours, theirs = ends
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**18)
+    monkeypatch.setattr(os, "read", read)
+    for message, num_reads in ((b"short", 1), (bytes(SHORT_BYTES), 2), (bytes(40_000), 2)):
+        sizes.clear()
+        theirs.sendall(message)
+        assert await receive_when_ready(ours) == message
+        assert sizes == [SHORT_BYTES, READ_BYTES][:num_reads]
+
+
+async def test_a_long_message_is_read_in_small_parts_where_memory_is_short(
+    ends: tuple[trio.socket.SocketType, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(fd: int, num_bytes: int) -> bytes:
+        if num_bytes > SHORT_BYTES:
+            raise MemoryError
+        return read_bytes(fd, num_bytes)
+
+    read_bytes, data = os.read, b""
+    ours, theirs = ends
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**18)
+    monkeypatch.setattr(os, "read", read)
+    message = bytes(range(250)) * 100
+    theirs.sendall(message)
+    while len(data) < len(message):
+        data += await receive_when_ready(ours)
+    assert data == message
 
 
 async def test_a_reader_whose_own_end_is_closed_is_told_so_before_and_while_it_waits(

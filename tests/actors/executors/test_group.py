@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 import sys
 import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +19,13 @@ import trio
 from trio.testing import MockClock
 
 from tests.actors.executors.harness import executor_that, first_step, ignore
-from tests.actors.harness import unexpected
+from tests.actors.harness import FakeExecutor, answer_of, fake_engine, unexpected
+from triolet import SamplingParams
 from triolet.actors.executors.connection import RunnerProcess
 from triolet.actors.executors.group import GRACE_S, GroupExecutor, LocalGroup, _agreed
 from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import SampledToken, StepResult
-from triolet.errors import ConfigError, RunnerDied, RunnerFailed
+from triolet.errors import ConfigError, ResourceShortage, RunnerDied, RunnerFailed
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,64 @@ async def test_ranks_that_do_not_reply_have_the_grace_from_the_first_failure_and
     with pytest.raises(RunnerFailed, match="rank 0"):
         await group._on_all(fail, GRACE_S)
     assert trio.current_time() - began_s == pytest.approx(GRACE_S)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, ""), OSError(errno.ENOSPC, ""), MemoryError()])
+async def test_a_shortage_while_the_ranks_of_a_group_meet_is_no_crash(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, text: str) -> int:
+        raise error
+
+    group = LocalGroup(EngineConfig(model="folder", tensor_parallel_size=2, keep_standby=False))
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(ResourceShortage, match="a process for the model runner"):
+        async with group.running():
+            pass
+    group.close()
+
+
+class Rank:
+    """A rank of a group whose own tasks fail after a time."""
+
+    peers: Sequence[Rank] = ()
+
+    def __init__(self, fails_after_s: float = math.inf) -> None:
+        self.fails_after_s = fails_after_s
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.fail)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def fail(self) -> None:
+        await trio.sleep(self.fails_after_s)
+        raise MemoryError("reading its log")
+
+
+async def test_a_rank_that_fails_ends_its_group_with_its_own_error(autojump_clock: MockClock) -> None:
+    ranks: Any = [Rank(), Rank(1.0)]
+    with pytest.RaisesGroup(MemoryError, flatten_subgroups=True):
+        async with GroupExecutor(ranks, trio.lowlevel.checkpoint).running():
+            await trio.sleep_forever()
+
+
+async def test_a_group_whose_rank_fails_is_restarted(autojump_clock: MockClock) -> None:
+    class Grouped(FakeExecutor):
+        @asynccontextmanager
+        async def running(self) -> AsyncGenerator[None]:
+            ranks: Any = [Rank(), Rank(math.inf if self.num_lives else 1.0)]
+            async with GroupExecutor(ranks, trio.lowlevel.checkpoint).running():
+                yield
+
+    executor = Grouped(num_blocks=64, block_size=4)
+    async with fake_engine(executor) as engine:
+        await trio.sleep(5)
+        output = await engine.complete([1], SamplingParams(max_tokens=2, seed=1))
+    assert output.outputs[0].token_ids == answer_of([1], 1, 2)
+    assert executor.num_lives == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is known to end when it has ended")

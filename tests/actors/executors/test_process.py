@@ -287,6 +287,23 @@ async def test_a_process_that_cannot_be_started_now_is_a_shortage_and_leaves_not
     assert len(await life(executor, first_step(), second_step())) == 2
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "")])
+async def test_a_standby_for_which_there_is_no_room_is_left_out_and_ends_nothing(
+    error: Exception, autojump_clock: MockClock
+) -> None:
+    def spawn() -> Any:
+        tried.append(trio.current_time())
+        raise error
+
+    tried: list[float] = []
+    standby = Standby(spawn, is_kept=True)
+    standby.start()
+    standby.keep()  # from a task of Trio's own
+    await trio.sleep(2 * KEPT_AFTER_S)
+    assert tried == [0.0, KEPT_AFTER_S]
+    assert await standby.take() is None
+
+
 async def test_progress_is_no_answer_to_a_plan() -> None:
     died = await death_of(executor_that("progress", 1), first_step())
     assert "a step must end with a StepResult; got a LoadProgress" in str(died)

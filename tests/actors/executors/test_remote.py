@@ -199,13 +199,16 @@ async def test_an_engine_that_ends_leaves_no_process_and_its_successor_is_found(
 
 
 NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+NO_THREAD = RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "error"), [(1, NO_PROCESS), (2, NO_PROCESS), (1, None)], ids=["shortage", "group", "dies"]
+    ("num_ranks", "error"),
+    [(1, NO_PROCESS), (2, NO_PROCESS), (2, MemoryError()), (1, NO_THREAD), (1, None)],
+    ids=["shortage", "group", "memory", "thread", "dies"],
 )
 async def test_a_worker_whose_process_cannot_be_started_or_dies_at_once_tries_on_after_longer_and_longer_pauses(
-    num_ranks: int, error: OSError | None, monkeypatch: pytest.MonkeyPatch
+    num_ranks: int, error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawn, spawned_s = agent._spawn, list[float]()
 
@@ -228,6 +231,48 @@ async def test_a_worker_whose_process_cannot_be_started_or_dies_at_once_tries_on
         await listening.closed.wait()
     begun_s = spawned_s[::num_ranks]
     assert all(later - sooner >= 0.1 * 2**n for n, (sooner, later) in enumerate(pairwise(begun_s)))
+
+
+async def test_a_shortage_at_either_end_of_a_connection_passes_and_the_worker_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors_there, errors_here = [MemoryError(), NO_THREAD], [MemoryError(), trio.BrokenResourceError()]
+    connect, accept = trio.open_tcp_stream, trio.SocketListener.accept
+
+    async def connect_at_last(*arguments: Any) -> trio.SocketStream:
+        if errors_there:
+            raise errors_there.pop()
+        return await connect(*arguments)
+
+    async def accept_at_last(listener: trio.SocketListener) -> trio.SocketStream:
+        stream = await accept(listener)
+        if errors_here:
+            await stream.aclose()
+            raise errors_here.pop()
+        return stream
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect_at_last)
+    monkeypatch.setattr(trio.SocketListener, "accept", accept_at_last)
+    listening = WorkerPort(Address("127.0.0.1", 0), TOKEN)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Agent(listening.address, TOKEN, command=FAKE_WORKER).run)
+        with trio.fail_after(SOON_S):
+            assert await life(RemoteExecutor(CONFIG, listening), first_step())
+        nursery.cancel_scope.cancel()
+    listening.close()
+    await listening.closed.wait()
+    assert (errors_there, errors_here) == ([], [])
+
+
+async def test_a_mistake_of_a_worker_is_no_shortage_and_ends_it(
+    listening: WorkerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(agent, "_spawn", fail)
+    with trio.fail_after(SOON_S), pytest.RaisesGroup(KeyError, flatten_subgroups=True):
+        await Agent(listening.address, TOKEN, command=FAKE_WORKER).run()
 
 
 @pytest.mark.slow

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from tests.actors.executors.fake_worker import Misbehaving, OwnError
 from tests.actors.executors.harness import executor_that, ignore
 from tests.actors.harness import LetterTokenizer, answer_of
 from triolet import SamplingParams
+from triolet.actors.executors import call_frames, process
+from triolet.actors.executors.call_frames import packed_call
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
@@ -23,12 +26,15 @@ from triolet.engine.open_engine import run_engine
 from triolet.errors import (
     EngineUnhealthy,
     InvalidRequest,
+    ResourceShortage,
     RunnerDied,
     UnknownWorkerMethod,
     UnsupportedFeature,
     WorkerCallError,
     WorkerCallTimeout,
 )
+from triolet.ipc.failures import rebuild_call_error
+from triolet.workers import runner
 
 RUNNERS = ["inline", "thread", "process"]
 
@@ -82,6 +88,65 @@ async def test_a_call_returns_and_raises_what_its_method_does_and_the_runner_goe
         else:
             assert isinstance(await call(lambda worker, x: (worker, x)[1], 5), int)
         assert await call("echo") == ([], {})
+
+
+async def test_a_result_that_cannot_be_read_is_the_calls_error_and_the_process_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(answer: object) -> object:
+        raise error
+
+    executor, echo = executor_that(), WorkerCall("echo")
+    async with executor.running():
+        await executor.start(ignore)
+        first = executor._process
+        for error in (KeyError("no such dtype"), MemoryError()):
+            with monkeypatch.context() as patch:
+                patch.setattr(process, "value_of", fail)
+                assert (await executor.call(echo, 30.0)).error is error
+        assert (await executor.call(echo, 30.0)).value == ([], {})
+        assert executor._process is first
+
+
+def tensors_without_plain_bytes() -> dict[str, torch.Tensor]:
+    return {
+        "sparse": torch.eye(2).to_sparse(),
+        "meta": torch.empty(2, device="meta"),
+        "nested": torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
+        "quantized": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
+    }
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "nested", "quantized"])
+@pytest.mark.filterwarnings("ignore")
+async def test_a_tensor_that_cannot_cross_the_pipe_is_the_calls_error(kind: str) -> None:
+    tensor = tensors_without_plain_bytes()[kind]
+    with pytest.raises(InvalidRequest, match="args and kwargs must be plain values and tensors"):
+        packed_call(WorkerCall("echo", False, (tensor,)))
+
+    class Returning(Misbehaving):
+        def call(self, call: WorkerCall) -> Any:
+            return tensor
+
+    answer = runner._answer(Returning(), packed_call(WorkerCall("a_tensor")))
+    assert answer.failure is not None and answer.failure.kind == "TypeError"
+    assert "the result of a_tensor must be plain values and tensors" in answer.failure.message
+
+
+async def test_a_call_for_which_there_is_no_memory_is_a_shortage_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise MemoryError
+
+    request = packed_call(WorkerCall("echo"))
+    for module in (call_frames, runner):
+        monkeypatch.setattr(module, "pack_value", fail)
+    with pytest.raises(ResourceShortage, match="memory for a call into the worker"):
+        packed_call(WorkerCall("echo"))
+    answer = runner._answer(Misbehaving().load(EngineConfig(model="nowhere"), ignore)[0], request)
+    assert answer.failure is not None and answer.failure.kind == "ResourceShortage"
+    assert isinstance(rebuild_call_error(answer.failure), ResourceShortage)
 
 
 @pytest.mark.parametrize(

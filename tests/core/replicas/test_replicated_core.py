@@ -403,6 +403,28 @@ def test_questions_of_any_replica_are_questions_of_all() -> None:
     assert not there.replica(1).masks.step_waits(1.0)
 
 
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_nothing_is_kept_of_the_masks_of_requests_that_have_ended(is_answered: bool) -> None:
+    there = Engine(2)
+    ended = list[int]()
+    for _ in range(20):
+        output = there.add(constraint=Constraint())
+        serial = output.entry.serial
+        for one in there.core.replicas:
+            one.add_arrivals()
+            assert one.plan_step(0.0) is None
+        if is_answered:
+            there.core.masks.answer(serial, TokenMask(0, None))
+        there.core.finish(serial, FinishReason.ABORT)
+        ended.append(serial)
+    there.core.masks.sort(there.core.masks.take_questions())
+    for one in there.core.replicas:
+        one.plan_step(1.0)
+    for masks in (there.core.masks, *(one.masks for one in there.core.replicas)):
+        kept = (masks._asked, masks._asked_s, masks._answers, masks._thinking)
+        assert [set(each).intersection(ended) for each in kept] == [set()] * 4
+
+
 def test_a_replica_may_ask_for_the_masks_of_some_of_its_requests() -> None:
     there = Engine(1)
     outputs = [there.add(constraint=Constraint()) for _ in range(2)]

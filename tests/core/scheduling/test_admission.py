@@ -335,6 +335,22 @@ def test_the_next_deadline_is_the_earliest_of_a_live_request() -> None:
     assert (deadlines.next_s({1, 3}), deadlines.next_s({3})) == (5.0, math.inf)
 
 
+def test_deadlines_of_ended_requests_take_bounded_memory() -> None:
+    deadlines, live = Deadlines(), {0, 1, 2}
+    for serial in live:
+        deadlines.add(serial, 10.0 - serial)
+    for serial in range(10, 10_000):
+        deadlines.add(serial, 1e6 + serial)  # behind those of the live ones
+        deadlines.add(0, 10.0)  # one that waits anew
+        assert deadlines.next_s(live) == 8.0
+        assert len(deadlines._heap) <= 2 * len(live) + 66
+    for serial, at_s in ((2, 8.0), (1, 9.0), (0, 10.0)):
+        assert deadlines.next_s(live) == at_s
+        assert deadlines.pop() == serial
+        live.remove(serial)
+    assert deadlines.next_s(live) == math.inf
+
+
 @pytest.mark.parametrize(
     ("fields", "is_scheduled", "overdue"),
     [

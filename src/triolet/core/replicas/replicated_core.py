@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from triolet.core.engine_core import EngineCore, GrammarMasks, OnFinish
+from triolet.core.journal import JournalEntry
 from triolet.core.metrics.iteration_stats import EngineStatistics, ReplicaStatistics
 from triolet.core.recovery.recovery_state import RecoveryState
 from triolet.core.replicas.autoscale import ReplicaLoad
@@ -43,7 +44,7 @@ class MaskShare(GrammarMasks):
     def ask(self, serials: Iterable[int], now_s: float) -> None:
         """Note that these requests need masks."""
         if serials := dict.fromkeys(serials):
-            super().ask(serials, now_s)
+            self._wait_for(serials, now_s)
             self._whole.ask(serials, now_s)
 
     def take_answers(self, among: Container[int] | None = None) -> dict[int, TokenMask]:
@@ -197,6 +198,11 @@ class ReplicatedCore(EngineCore):
         ended = self.journal.close(entry)
         self.table.note_end(ended)
         self.replicas[0].on_finish(tuple(ended))
+
+    def unscheduled(self) -> Iterator[JournalEntry]:
+        """Return the live requests that no scheduler has: unplaced, or with a replica that is away."""
+        is_scheduling = [each.is_scheduling for each in self.replicas]
+        return (one for one in self.journal if one.replica is None or not is_scheduling[one.replica])
 
     def end_life(self, replica: int) -> None:
         """Place the requests of a replica that computes no longer anew, and have another one report what it has not."""

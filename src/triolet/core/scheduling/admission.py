@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import attrs
@@ -168,11 +168,16 @@ class Admission:
 
 
 NEVER = float("inf")
+MAX_ENDED = 64
+"""Times of ended requests that `Deadlines` keeps beside as many as there are live ones."""
 
 
 @attrs.define
 class Deadlines:
-    """Heap of times, monotonic seconds, at which requests must be checked; ended requests are removed lazily."""
+    """Heap of times, monotonic seconds, at which requests must be checked; ended requests are removed lazily.
+
+    It is never much longer than twice the number of live requests.
+    """
 
     _heap: list[tuple[float, int]] = attrs.field(factory=list, init=False)
 
@@ -181,8 +186,13 @@ class Deadlines:
         if deadline_s != NEVER:
             heapq.heappush(self._heap, (deadline_s, serial))
 
-    def next_s(self, live: Container[int]) -> float:
+    def next_s(self, live: Collection[int]) -> float:
         """Return the earliest time of a live request; infinity if there is none."""
+        if len(self._heap) > 2 * len(live) + MAX_ENDED:
+            # The earliest of each: another one is added when it has passed.
+            earliest = {serial: at_s for at_s, serial in sorted(self._heap, reverse=True) if serial in live}
+            self._heap = [(at_s, serial) for serial, at_s in earliest.items()]
+            heapq.heapify(self._heap)
         while self._heap and self._heap[0][1] not in live:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
@@ -192,10 +202,31 @@ class Deadlines:
         return heapq.heappop(self._heap)[1]
 
 
+def due_s(entry: JournalEntry) -> float:
+    """Return the time at which a request must end, monotonic seconds; infinity for never."""
+    request = entry.request
+    # Its queue deadline counts until it is first scheduled.
+    return (
+        request.deadline_s
+        if entry.scheduled_s is not None
+        else min(request.deadline_s, request.queue_deadline_s)
+    )
+
+
 def is_overdue(entry: JournalEntry, now_s: float) -> bool:
-    """Return True if a request must end; its queue deadline counts until it is first scheduled."""
-    request, is_queued = entry.request, entry.scheduled_s is None
-    return request.deadline_s <= now_s or (is_queued and request.queue_deadline_s <= now_s)
+    """Return True if a request must end."""
+    return due_s(entry) <= now_s
+
+
+def overdue_of(entries: Iterable[JournalEntry], now_s: float) -> tuple[list[JournalEntry], float]:
+    """Return the requests that must end now, and the next time at which another must; infinity if none has one."""
+    overdue, later = list[JournalEntry](), NEVER
+    for entry in entries:
+        if (at_s := due_s(entry)) <= now_s:
+            overdue.append(entry)
+        else:
+            later = min(later, at_s)
+    return overdue, later
 
 
 # Prefix lookup: a waiting request starts with the blocks that were computed already, for an equal prefix or a
