@@ -53,10 +53,11 @@ class ChatMessages:
                 raise wrong(f"messages[{place}]", "an object", message)
             if message.get("role") not in ROLES:
                 raise wrong(f"messages[{place}].role", "one of " + ", ".join(ROLES), message.get("role"))
-            if all(message.get(name) in (None, []) for name in ("content", "tool_calls", "refusal")):
-                if message.get("content") is None:
-                    raise missing(f"messages[{place}].content")
+            content = message.get("content")
+            if content == [] and not message.get("tool_calls") and message.get("refusal") is None:
                 raise wrong(f"messages[{place}].content", "a text or a list of at least one part", [])
+            if content is None and message["role"] != "assistant":
+                raise missing(f"messages[{place}].content")
         return cls(tuple(map(_known_to_templates, value)))
 
 
@@ -67,8 +68,9 @@ def _known_to_templates(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
     content = message.get("content")
-    if content is None and message.get("refusal") is not None:
-        return {**message, "content": message["refusal"]}
+    if content is None and (message.get("refusal") is not None or not message.get("tool_calls")):
+        # Chats are sent back with the message of an answer that was empty.
+        return {**message, "content": message.get("refusal") or ""}
     return {**message, "content": list(map(_said, content))} if isinstance(content, list) else message
 
 
@@ -84,7 +86,7 @@ class ChatRequest(OffersTools, GenerationRequest):
     FAMILY = ApiFamily.CHAT
 
     messages: ChatMessages  # the chat so far
-    max_completion_tokens: int | None = None  # OpenAI's newer name of `max_tokens`
+    max_completion_tokens: int | None = None  # OpenAI's newer name of `max_tokens`; it counts beside that one
     logprobs: bool = False  # True to send log-probabilities of the tokens
     tools: tuple[Mapping[str, Any], ...] = ()  # functions that the model may call
     # `none`, `auto`, `required`, or the function that must be called.
@@ -133,13 +135,10 @@ class ChatRequest(OffersTools, GenerationRequest):
         """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
         Raises:
-            WireError: a value out of its range, or two lengths that differ.
+            WireError: a value out of its range.
         """
         chosen: dict[str, Any] = {}
         if self.max_completion_tokens is not None:
-            max_tokens = self.sampling.get("max_tokens", self.max_completion_tokens)
-            if max_tokens != self.max_completion_tokens:
-                raise wrong("max_tokens", "left out beside max_completion_tokens", max_tokens)
             chosen["max_tokens"] = self.max_completion_tokens
         chosen["structured_outputs"] = plan.structured_outputs
         if not plan.skip_special_tokens:
@@ -208,7 +207,7 @@ class ChatChoice:
             "refusal": None,
         }
         if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+            message |= _reasoning("".join(self._reasoning))
         if self._calls:
             message["tool_calls"] = self._calls
         reason, detail = self._ending or (None, None)
@@ -229,7 +228,7 @@ class ChatChoice:
                 return None
             case ReasoningPiece(text=text):
                 self._reasoning.append(text)
-                return {"reasoning_content": text}
+                return _reasoning(text)
             case ToolCallBegin(index=index, name=name):
                 call = {"id": self.new_id("call"), "type": "function"}
                 self._calls.append({**call, "function": {"name": name, "arguments": ""}})
@@ -252,6 +251,11 @@ class ChatChoice:
         if not delta:
             piece["stop_reason"] = detail
         return piece
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    # The first name is vLLM's and OpenRouter's, the second one that of DeepSeek and of older versions of vLLM.
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def position(token_id: int, logprobs: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:

@@ -390,7 +390,8 @@ async def test_reasoning_between_special_tokens_is_told_from_the_answer(
         answer = (await scene.post(path, asked)).json
     if path == CHAT:
         message = answer["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hello.")
+        assert message["reasoning"] == message["reasoning_content"] == "Hm."
+        assert message["content"] == "Hello."
     else:
         reasoning, message = answer["output"]
         assert (reasoning["content"][0]["text"], message["content"][0]["text"]) == ("Hm.", "Hello.")
