@@ -79,7 +79,7 @@ class GenerationRequest:
 
     FAMILY: ClassVar[ApiFamily]
 
-    model: str  # name of the model
+    model: str = ""  # name of the model; empty for the first one of the server
     stream: bool = False  # True to send the answer in chunks, as they are generated
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = ResponseFormat()

@@ -46,13 +46,6 @@ async def test_the_model_is_listed_with_its_longest_sequence() -> None:
         assert (await scene.get("/v1/models/a/b")).error == (404, "model_not_found", "model")
 
 
-async def test_a_model_answers_to_its_path_too() -> None:
-    async with serving(model="some/where", served_model_name="short") as scene:
-        names = [card["id"] for card in (await scene.get("/v1/models")).json["data"]]
-        assert names == ["short", "some/where"]
-        assert (await scene.get("/v1/models/some/where")).json["root"] == "short"
-
-
 FIRST_REQUESTS = """
 import trio
 from tests.server.routes.harness import HELLO, MODEL, serving

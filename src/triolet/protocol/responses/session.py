@@ -271,7 +271,7 @@ class ResponsesContext:
         # Once per request, because a client may send hundreds of tools, and a plan reads them all.
         tools = request.plan(self.tool_parser, self.reasoning_parser, self.tokenizer)
         # Its name has been checked: one that is not the model's is an adapter's.
-        adapter = None if request.model in self.models else request.model
+        adapter = None if not request.model or request.model in self.models else request.model
         return SamplingPlan(
             request.sampling_params(self.defaults, tools), tools, adapter or self.models[0], adapter
         )

@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
     body, plan, params = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     if engine.reasoning_parser is not None:  # reasoning tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     return await _ChatCompletion.for_request(request, context, body, params, plan=plan).response(request)

@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
 
     # Forms of structured outputs may be long, and are checked where the body is parsed.
     body, params = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     return await _Completion.for_request(request, context, body, params).response(request)
 
 

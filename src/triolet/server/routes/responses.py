@@ -42,7 +42,7 @@ async def responses(request: Request) -> Response:
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
     body, planned = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     if body.triolet_events and not body.stream:
         raise wrong("triolet_events", "left out where stream is false", True)
     if body.resumable and context.gateway is None:
