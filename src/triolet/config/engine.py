@@ -476,7 +476,7 @@ class EngineConfig(Configuration):
         rule=text(optional=True),
     )
     served_model_name: str | tuple[str, ...] | None = names(
-        "Names under which the model is served, shown under the first; by default the last part of its folder or hub id."
+        "Names of the model, shown under the first one; by default the last part of its folder or hub id."
     )
     api_keys: tuple[str, ...] = option(
         "API keys of a server of this engine, separated by commas; without any, no key is needed.",

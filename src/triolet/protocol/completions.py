@@ -11,6 +11,7 @@ from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import Prompt
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
@@ -56,6 +57,8 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts  # one prompt or several, each with answers of its own
     # True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     echo: bool = False
+    # False to leave out the special tokens that the tokenizer puts around a text, such as its first token.
+    add_special_tokens: bool = True
 
     def check(self) -> None:
         super().check()
@@ -64,6 +67,16 @@ class CompletionRequest(GenerationRequest):
 
     def num_logprobs(self) -> int | None:
         return self.sampling.get("logprobs")
+
+    @property
+    def engine_prompts(self) -> tuple[Prompt, ...]:
+        """Prompts for `Engine.generate`."""
+        if self.add_special_tokens:
+            return self.prompt.prompts
+        return tuple(
+            {"prompt": one, "add_special_tokens": False} if isinstance(one, str) else one
+            for one in self.prompt.prompts
+        )
 
     @property
     def generates(self) -> bool:

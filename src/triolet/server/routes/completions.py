@@ -77,7 +77,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
         generate = self.context.engine.generate
         return [
             await stack.enter_async_context(generate(prompt, self.params, **self.arguments))
-            for prompt in self.body.prompt.prompts
+            for prompt in self.body.engine_prompts
         ]
 
     async def _send_all(self, events: EventSender, streams: list[TokenStream]) -> None:

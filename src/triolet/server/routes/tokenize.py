@@ -41,6 +41,8 @@ class TokenizeRequest:
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # Whether the special tokens that the tokenizer puts around a text are added: by default to a text, and not to a
+    # chat, whose template writes them.
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -49,10 +51,7 @@ class TokenizeRequest:
         for name, harmless in _NOT_OFFERED.items():
             if payload.get(name) not in (None, harmless):
                 raise unsupported(name, f"{name} is not supported by this server")
-        request = structure(payload, cls)
-        if request.prompt is not None and request.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "add_special_tokens must be true beside a prompt")
-        return request
+        return structure(payload, cls)
 
     def content(self) -> str | ChatPrompt:
         """Return the text or chat to tokenize.
@@ -93,9 +92,9 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     tokenizer = _tokenizer(context, body.model)
-    content = body.content()
+    message = Tokenize(body.content(), add_special_tokens=body.add_special_tokens is not False)
     try:
-        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
+        tokenized = await _in_thread(partial(tokenizer.tokenize, message))
     except Exception as error:
         said = of_exception(error)
         # The engine names its own field for both.
