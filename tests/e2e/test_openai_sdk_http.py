@@ -216,6 +216,30 @@ def test_completions_whole_and_streamed(client: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
+def test_ids_of_tokens_come_with_an_answer_and_in_place_of_texts(client: Any) -> None:
+    ids = {"extra_body": {"return_token_ids": True, "return_tokens_as_token_ids": True}}
+    chat: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    whole = client.chat.completions.create(**chat, top_logprobs=1, **ids)
+    [choice] = whole.choices
+    assert [one.token for one in choice.logprobs.content] == [f"token_id:{one}" for one in choice.token_ids]
+    assert b"".join(bytes(one.bytes) for one in choice.logprobs.content).decode() == choice.message.content
+    # Greedy: the chosen token is the most likely one.
+    assert [one.top_logprobs[0].token for one in choice.logprobs.content] == [
+        one.token for one in choice.logprobs.content
+    ]
+    chunks = list(client.chat.completions.create(**chat, stream=True, **ids))
+    streamed = [one for chunk in chunks for one in getattr(chunk.choices[0], "token_ids", ())]
+    assert streamed == choice.token_ids and chunks[0].prompt_token_ids == whole.prompt_token_ids
+    tokenized = client.post("/../tokenize", body={"messages": HELLO}, cast_to=object)
+    assert tokenized["tokens"] == whole.prompt_token_ids
+
+    text: Any = {"model": MODEL, "prompt": whole.prompt_token_ids, "max_tokens": 5, "temperature": 0}
+    [again] = client.completions.create(**text, logprobs=1, **ids).choices
+    assert (again.prompt_token_ids, again.token_ids) == (whole.prompt_token_ids, choice.token_ids)
+    assert again.logprobs.tokens == [f"token_id:{one}" for one in choice.token_ids]
+    assert [list(top) for top in again.logprobs.top_logprobs] == [[one] for one in again.logprobs.tokens]
+
+
 def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
     wish = {"model": MODEL, "input": "Hello!", "temperature": 0}
     whole = client.responses.create(**wish)

@@ -414,3 +414,29 @@ def test_an_impossible_token_is_still_a_number() -> None:
     answer = choice(num_top=0)
     answer.add(output("x", FinishReason.STOP, logprobs=({1: Logprob(float("-inf"), None, "x")},)))
     assert answer.whole()["logprobs"]["content"][0]["logprob"] == -9999.0
+
+
+def test_every_id_of_a_token_is_sent_once_also_where_its_text_is_held_back() -> None:
+    plan = plan_tools(reasoning_parser="qwen3")
+    answer = ChatChoice(
+        index=0, parser=plan.parser(), num_top=None, new_id=lambda prefix: prefix, includes_token_ids=True
+    )
+    assert "token_ids" not in answer.begin()
+    sent: list[int] = []
+    for number, text in enumerate(["<th", "ink>", "hm", "</think>", "yes", ""]):
+        reason = FinishReason.STOP if number == 5 else None
+        completion = CompletionOutput(index=0, text=text, token_ids=(number,), finish_reason=reason)
+        sent += [token_id for piece in answer.add(completion) for token_id in piece.get("token_ids", ())]
+    assert sent == answer.whole()["token_ids"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_token_is_named_by_its_id_beside_the_bytes_of_its_text() -> None:
+    answer = ChatChoice(
+        index=0, parser=plan_tools().parser(), num_top=1, new_id=lambda prefix: prefix, shows_ids=True
+    )
+    logprobs = ({1: Logprob(-1.0, 2, "a"), 2: Logprob(-0.5, 1, "b")},)
+    answer.add(output("a", FinishReason.STOP, logprobs=logprobs))
+    likeliest = {"token": "token_id:2", "bytes": [98], "logprob": -0.5}
+    assert answer.whole()["logprobs"]["content"] == [
+        {"token": "token_id:1", "bytes": [97], "logprob": -1.0, "top_logprobs": [likeliest]}
+    ]

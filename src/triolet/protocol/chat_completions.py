@@ -23,7 +23,7 @@ from triolet.core.tools import (
 )
 from triolet.core.tools.answer import thinks_at
 from triolet.protocol.errors import missing, wrong
-from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
+from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest, shown_token
 from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.sampling import OffersTools
@@ -161,6 +161,10 @@ class ChatChoice:
     num_top: int | None  # most likely tokens per position, -1 for all; None for no log-probabilities
     new_id: Callable[[str], str]  # returns a new id with a prefix, for tool calls
     includes_reasoning: bool = True  # False leaves the reasoning out
+    includes_token_ids: bool = False  # True to send the ids of the tokens
+    shows_ids: bool = (
+        False  # True to show `token_id:ID` in place of a token's text, beside its log-probability
+    )
     # Tokens so far of the outputs with reasoning in them.
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _text: list[str] = attrs.field(factory=list, init=False)
@@ -169,6 +173,8 @@ class ChatChoice:
     _ends_call: bool = attrs.field(default=False, init=False)  # True if the last call has valid arguments
     _logprobs: list[dict[str, Any]] = attrs.field(factory=list, init=False)
     _sent_logprobs: int = attrs.field(default=0, init=False)
+    _token_ids: list[int] = attrs.field(factory=list, init=False)
+    _sent_token_ids: int = attrs.field(default=0, init=False)
     _ending: tuple[str, str | int | None] | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Piece:
@@ -184,7 +190,10 @@ class ChatChoice:
         is_last = completion.finish_reason is not None
         if self.num_top is not None and completion.logprobs is not None:
             pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-            self._logprobs += [position(token_id, at, self.num_top) for token_id, at in pairs]
+            self._logprobs += [
+                position(token_id, at, self.num_top, as_ids=self.shows_ids) for token_id, at in pairs
+            ]
+        self._token_ids += completion.token_ids if self.includes_token_ids else ()
         events = self.parser.feed(completion.text)
         if any(isinstance(event, ReasoningPiece) for event in events):
             self.num_reasoning_tokens += len(completion.token_ids)
@@ -197,6 +206,9 @@ class ChatChoice:
         if pieces and self.num_top is not None:
             pieces[0]["logprobs"] = {"content": self._logprobs[self._sent_logprobs :]}
             self._sent_logprobs = len(self._logprobs)
+        if pieces and self.includes_token_ids:
+            pieces[0]["token_ids"] = self._token_ids[self._sent_token_ids :]
+            self._sent_token_ids = len(self._token_ids)
         return pieces
 
     def whole(self) -> Piece:
@@ -217,6 +229,7 @@ class ChatChoice:
             "logprobs": None if self.num_top is None else {"content": self._logprobs},
             "finish_reason": reason,
             "stop_reason": detail,
+            **({"token_ids": self._token_ids} if self.includes_token_ids else {}),
         }
 
     def _delta(self, event: AnswerEvent) -> dict[str, Any] | None:
@@ -258,14 +271,24 @@ def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def position(token_id: int, logprobs: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
-    """Return the log-probability of a token, and those of the most likely ones at its position."""
-    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest(logprobs, num_top)))}
+def position(
+    token_id: int, logprobs: Mapping[int, Logprob], num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Return the log-probability of a token, and those of the most likely ones at its position.
 
+    Args:
+        as_ids: True to show `token_id:ID` in place of the texts of the tokens; their bytes are shown in any case.
+    """
 
-def _token(one: Logprob) -> dict[str, Any]:
-    text = one.decoded_token or ""
-    return {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": finite(one.logprob)}
+    def token(token_id: int) -> dict[str, Any]:
+        one = logprobs[token_id]
+        return {
+            "token": shown_token(token_id, one.decoded_token, as_id=as_ids),
+            "bytes": list((one.decoded_token or "").encode(errors="replace")),
+            "logprob": finite(one.logprob),
+        }
+
+    return {**token(token_id), "top_logprobs": list(map(token, likeliest(logprobs, num_top)))}
 
 
 def chat_completion(

@@ -259,7 +259,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
+    "return_token_ids": (False,),  # Chat and Completions declare it, as the next one
     "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
     "structural_tag": (),

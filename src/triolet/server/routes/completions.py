@@ -123,7 +123,12 @@ class _Completion(GenerationHandler[CompletionRequest]):
             echo = Echo.of(output, self._decode) if self.body.echo else Echo()
             for index in range(place * n, place * n + n):
                 self.choices[index] = TextChoice(
-                    index=index, num_top=self.body.num_top, echo=echo, generates=self.body.generates
+                    index=index,
+                    num_top=self.body.num_top,
+                    echo=echo,
+                    generates=self.body.generates,
+                    shows_ids=self.body.return_tokens_as_token_ids,
+                    prompt_token_ids=output.prompt_token_ids if self.body.return_token_ids else None,
                 )
         if self.body.generates:
             self.usage.add(output)
