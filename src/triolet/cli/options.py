@@ -75,9 +75,9 @@ class SectionedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            if is_named and "unexpected extra argument" in error.message:
-                error.message += NAMES_HINT
-            raise
+            if not is_named or "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

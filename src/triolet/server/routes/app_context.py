@@ -32,7 +32,7 @@ from triolet.server.transport.client_stream import InputBudget
 
 TIMEOUT_HEADER = "x-request-timeout"
 
-NamesModel = TypeVar("NamesModel", GenerationRequest, PooledRequest, CreateResponse)
+NamesModel = TypeVar("NamesModel", bound=GenerationRequest | PooledRequest | CreateResponse)
 
 
 @attrs.frozen(eq=False, kw_only=True)
