@@ -257,6 +257,37 @@ def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
         client.responses.retrieve(whole.id)
 
 
+def test_the_tokens_of_an_input_are_counted_as_its_response_counts_them(client: Any) -> None:
+    tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=4)
+    for wish in (
+        {"model": MODEL, "input": "Hello!"},
+        {"input": "And you?", "instructions": "Be brief.", "previous_response_id": first.id},
+        {"input": [{"role": "user", "content": "Hello!"}], "tools": [tool]},
+    ):
+        counted = client.responses.input_tokens.count(**wish)
+        asked = client.responses.create(**wish, max_output_tokens=1)
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", asked.usage.input_tokens)
+
+
+def test_stored_items_are_referred_to_in_place_of_being_sent(client: Any) -> None:
+    first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=8)
+    [question] = client.responses.input_items.list(first.id).data
+    more: Any = {"role": "user", "content": "And you?"}
+    ids = [question.id, first.output[0].id]
+    referring: Any = [*({"type": "item_reference", "id": one} for one in ids), more]
+    told = client.responses.create(model=MODEL, input=referring, temperature=0)
+    continued = client.responses.create(
+        model=MODEL, input=[more], previous_response_id=first.id, temperature=0
+    )
+    assert told.output_text == continued.output_text
+    assert told.usage.input_tokens == continued.usage.input_tokens
+    with pytest.raises(openai.NotFoundError) as error:
+        client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_none"}])
+    assert (error.value.code, error.value.type) == ("item_not_found", "invalid_request_error")
+    assert "Item with id 'msg_none' not found" in error.value.message
+
+
 def test_the_input_of_a_response_is_listed_page_by_page(client: Any) -> None:
     first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=4)
     wish = {"input": "And you?", "previous_response_id": first.id, "instructions": "Be brief."}

@@ -49,7 +49,13 @@ from triolet.protocol.responses.requests import (
 )
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message, NewId, check_calls_of_outputs
-from triolet.protocol.responses.store import ResponseStore, StoreBudget, previous_messages, prompt_of
+from triolet.protocol.responses.store import (
+    ResponseStore,
+    StoreBudget,
+    previous_messages,
+    prompt_of,
+    with_items,
+)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -527,6 +533,7 @@ class Session:
             self._context.access.check_priority(self._owner, request.priority)
         stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
+        request = turn.request = attrs.evolve(request, input=with_items(request.input, self._owner, *stores))
         turn.answer = self._context.answer(request, planned, before, now)
         turn.messages = prompt_of(request.instructions, turn.answer.chat)
 
