@@ -87,6 +87,28 @@ def test_one_model_is_served_as_ever(run: RUN, served: list[SERVED], file: Path)
     ]
 
 
+def test_one_model_has_several_names(run: RUN, served: list[SERVED], file: Path) -> None:
+    assert run("serve", "some/model", "--served-model-name", "x, y").exit_code == 0
+    assert served[0][0].model_names == ("x", "y", "some/model")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["some/model", "--served-model-name", "x", "y"],
+        ["--model", "some/model", "--served-model-name", "x", "y"],
+    ],
+)
+def test_names_of_a_model_without_a_comma_are_refused_with_how_they_are_written(
+    run: RUN, served: list[SERVED], file: Path, arguments: list[str]
+) -> None:
+    result = run("serve", *arguments)
+    assert result.exit_code == 2 and served == []
+    assert "several names of a model have commas between them: --served-model-name NAME,NAME" in " ".join(
+        result.stderr.split()
+    )
+
+
 def test_adapters_of_the_command_line_are_those_of_the_first_model(
     run: RUN, served: list[SERVED], file: Path
 ) -> None:
@@ -113,6 +135,7 @@ def test_adapters_of_the_command_line_are_those_of_the_first_model(
         ({"prompt_adapters": ("b=x",)}, {}, "prompt_adapters"),
         ({"prompt_adapters": ("a=x",)}, {}, "prompt_adapters"),
         ({"lora_modules": ("a/model=x",)}, {}, "lora_modules"),
+        ({"lora_modules": ("also=x",)}, {}, "lora_modules"),
         ({}, {"lora_modules": ("a=x",)}, "lora_modules"),
         ({"lora_modules": ("sql=x",)}, {"prompt_adapters": ("sql=y",)}, "prompt_adapters"),
         ({"lora_modules": ("sql=x", "sql=y")}, {}, "lora_modules"),
@@ -121,7 +144,7 @@ def test_adapters_of_the_command_line_are_those_of_the_first_model(
 def test_an_adapter_has_the_name_of_no_model_and_of_no_other_adapter(
     first: dict[str, Any], second: dict[str, Any], field: str
 ) -> None:
-    config = EngineConfig(model="a/model", served_model_name="a", enable_lora=True, **first)
+    config = EngineConfig(model="a/model", served_model_name=("a", "also"), enable_lora=True, **first)
     other = EngineConfig(served_model_name="b", enable_lora=True, **second)
     models = {"b": FurtherModel(config=other)}
     entry = [*first.get(field, ()), *second.get(field, ())][-1]

@@ -385,6 +385,11 @@ def test_arguments_are_taken_by_vllms_names_and_by_ours() -> None:
     assert theirs.create_engine_config().dtype == "float16"
 
 
+def test_a_model_has_several_names_as_in_vllm() -> None:
+    config = EngineArgs("folder", served_model_name=["mine", "ours"]).create_engine_config()
+    assert (config.model_name, config.model_names) == ("mine", ("mine", "ours", "folder"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -59,7 +59,6 @@ TEXTS = (
     "kv_store",
     "profile_dir",
     "record",
-    "served_model_name",
     "worker_token",
     "worker_certfile",
 )
@@ -232,6 +231,7 @@ def test_the_tables_of_this_file_name_every_field() -> None:
         "otlp_traces_endpoint",
         "async_scheduling",
         "autoscale",
+        "served_model_name",
     } == set(names)
     assert all(getattr(EngineConfig(), name) != FIELDS[name] for name in names)
 
@@ -566,6 +566,41 @@ def test_the_model_is_shown_under_its_last_name(
     model: str | None, served_model_name: str | None, name: str
 ) -> None:
     assert EngineConfig(model=model, served_model_name=served_model_name).model_name == name
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ["a", "b"]], ids=shown)
+def test_a_model_is_served_under_each_of_its_names_and_shown_under_the_first(names: Any) -> None:
+    config = EngineConfig(model="org/Model-1B", served_model_name=names)
+    assert config.model_name == "a"
+    assert config.model_names == ("a", "b", "org/Model-1B")
+    assert config == EngineConfig.from_texts({"model": "org/Model-1B", "served_model_name": "a, b"})
+
+
+def test_one_name_of_a_model_is_a_text_however_it_was_given() -> None:
+    config = EngineConfig(served_model_name="mine")
+    assert config.served_model_name == "mine"
+    assert EngineConfig(served_model_name=("mine",)) == EngineConfig.from_texts({"served_model_name": "mine"})
+    assert EngineConfig(served_model_name=["mine"]) == config  # type: ignore[arg-type]
+    assert EngineConfig(served_model_name=()) == EngineConfig()
+
+
+def test_a_model_without_names_of_its_own_is_served_under_two() -> None:
+    assert EngineConfig().model_names == ("triolet-nano",)
+    assert EngineConfig(model="org/Model-1B").model_names == ("Model-1B", "org/Model-1B")
+    assert EngineConfig(model="model").model_names == ("model",)
+
+
+@pytest.mark.parametrize("value", ["", 5, True, b"a", ("a", ""), ("a", 5), ("",)], ids=shown)
+def test_a_name_of_a_model_is_a_text_that_is_not_empty(value: Any) -> None:
+    got = value[0] if value == ("",) else value
+    rule = "served_model_name must be a non-empty text or a tuple of such texts"
+    assert str(refusal(served_model_name=value)) == f"{rule}; got {got!r}"
+
+
+@pytest.mark.parametrize("text", ["", ","])
+def test_a_list_of_names_has_one(text: str) -> None:
+    with pytest.raises(ConfigError, match="served_model_name must be one text or several"):
+        EngineConfig.from_texts({"served_model_name": text})
 
 
 def test_at_least_the_adapters_of_one_step_are_kept() -> None:

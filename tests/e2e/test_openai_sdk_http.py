@@ -216,6 +216,30 @@ def test_completions_whole_and_streamed(client: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
+def test_ids_of_tokens_come_with_an_answer_and_in_place_of_texts(client: Any) -> None:
+    ids = {"extra_body": {"return_token_ids": True, "return_tokens_as_token_ids": True}}
+    chat: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    whole = client.chat.completions.create(**chat, top_logprobs=1, **ids)
+    [choice] = whole.choices
+    assert [one.token for one in choice.logprobs.content] == [f"token_id:{one}" for one in choice.token_ids]
+    assert b"".join(bytes(one.bytes) for one in choice.logprobs.content).decode() == choice.message.content
+    # Greedy: the chosen token is the most likely one.
+    assert [one.top_logprobs[0].token for one in choice.logprobs.content] == [
+        one.token for one in choice.logprobs.content
+    ]
+    chunks = list(client.chat.completions.create(**chat, stream=True, **ids))
+    streamed = [one for chunk in chunks for one in getattr(chunk.choices[0], "token_ids", ())]
+    assert streamed == choice.token_ids and chunks[0].prompt_token_ids == whole.prompt_token_ids
+    tokenized = client.post("/../tokenize", body={"messages": HELLO}, cast_to=object)
+    assert tokenized["tokens"] == whole.prompt_token_ids
+
+    text: Any = {"model": MODEL, "prompt": whole.prompt_token_ids, "max_tokens": 5, "temperature": 0}
+    [again] = client.completions.create(**text, logprobs=1, **ids).choices
+    assert (again.prompt_token_ids, again.token_ids) == (whole.prompt_token_ids, choice.token_ids)
+    assert again.logprobs.tokens == [f"token_id:{one}" for one in choice.token_ids]
+    assert [list(top) for top in again.logprobs.top_logprobs] == [[one] for one in again.logprobs.tokens]
+
+
 def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
     wish = {"model": MODEL, "input": "Hello!", "temperature": 0}
     whole = client.responses.create(**wish)
@@ -231,6 +255,37 @@ def test_responses_whole_streamed_remembered_and_forgotten(client: Any) -> None:
     client.responses.delete(whole.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(whole.id)
+
+
+def test_the_tokens_of_an_input_are_counted_as_its_response_counts_them(client: Any) -> None:
+    tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=4)
+    for wish in (
+        {"model": MODEL, "input": "Hello!"},
+        {"input": "And you?", "instructions": "Be brief.", "previous_response_id": first.id},
+        {"input": [{"role": "user", "content": "Hello!"}], "tools": [tool]},
+    ):
+        counted = client.responses.input_tokens.count(**wish)
+        asked = client.responses.create(**wish, max_output_tokens=1)
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", asked.usage.input_tokens)
+
+
+def test_stored_items_are_referred_to_in_place_of_being_sent(client: Any) -> None:
+    first = client.responses.create(model=MODEL, input="Hello!", max_output_tokens=8)
+    [question] = client.responses.input_items.list(first.id).data
+    more: Any = {"role": "user", "content": "And you?"}
+    ids = [question.id, first.output[0].id]
+    referring: Any = [*({"type": "item_reference", "id": one} for one in ids), more]
+    told = client.responses.create(model=MODEL, input=referring, temperature=0)
+    continued = client.responses.create(
+        model=MODEL, input=[more], previous_response_id=first.id, temperature=0
+    )
+    assert told.output_text == continued.output_text
+    assert told.usage.input_tokens == continued.usage.input_tokens
+    with pytest.raises(openai.NotFoundError) as error:
+        client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_none"}])
+    assert (error.value.code, error.value.type) == ("item_not_found", "invalid_request_error")
+    assert "Item with id 'msg_none' not found" in error.value.message
 
 
 def test_the_input_of_a_response_is_listed_page_by_page(client: Any) -> None:

@@ -64,6 +64,10 @@ def test_the_longest_answer_has_two_names(name: str) -> None:
     assert params_of(**named).max_tokens == 7
 
 
+def test_the_newer_name_of_the_longest_answer_counts_beside_the_older_one() -> None:
+    assert params_of(max_tokens=1, max_completion_tokens=7).max_tokens == 7
+
+
 def test_unknown_keys_are_let_pass() -> None:
     assert params_of(verbosity="low", something_new=[1]) == params_of()
 
@@ -94,7 +98,7 @@ def test_labels_of_a_request_change_nothing() -> None:
         ({"logit_bias": {"1": "a"}}, "logit_bias.1", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 2**70}, "max_completion_tokens", "invalid_value"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1, "max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
@@ -174,6 +178,21 @@ def test_a_refusal_in_the_history_is_what_the_assistant_said(said: dict[str, Any
     ]
     request = ChatRequest.of({"model": "m", "messages": history})
     assert ChatTemplate("{{ messages[1].content }}").render(request.messages.messages) == "No."
+
+
+@pytest.mark.parametrize("said", [{"content": None}, {}, {"content": None, "tool_calls": []}])
+def test_an_answer_without_a_text_or_a_call_is_an_empty_text_in_the_history(said: dict[str, Any]) -> None:
+    history = [{"role": "assistant", **said}, {"role": "user", "content": "y"}]
+    request = ChatRequest.of({"model": "m", "messages": history})
+    assert request.messages.messages[0]["content"] == ""
+    assert ChatTemplate("{{ messages[0].content }}|").render(request.messages.messages) == "|"
+
+
+def test_an_answer_of_calls_alone_has_no_text_in_the_history() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    request = ChatRequest.of({"model": "m", "messages": [message]})
+    assert request.messages.messages == (message,)
 
 
 def test_a_schema_becomes_a_constraint() -> None:
@@ -348,10 +367,11 @@ def test_reasoning_is_told_apart() -> None:
     plan = plan_tools(reasoning_parser="qwen3")
     answer = choice(plan)
     pieces = answer.add(output("<think>hm</think>\n\nYes", FinishReason.STOP))
-    assert "".join(piece["delta"].get("reasoning_content", "") for piece in pieces) == "hm"
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(piece["delta"].get(name, "") for piece in pieces) == "hm"
     assert answer.num_reasoning_tokens == 1
     message = answer.whole()["message"]
-    assert message["reasoning_content"] == "hm"
+    assert message["reasoning"] == message["reasoning_content"] == "hm"
     assert message["content"].strip() == "Yes"
 
 
@@ -363,7 +383,7 @@ def test_reasoning_can_be_left_out() -> None:
     text = "<think>hm</think>yes"
     completion = CompletionOutput(index=0, text=text, token_ids=(1, 2), finish_reason=FinishReason.STOP)
     pieces = choice.add(completion)
-    assert "reasoning_content" not in str(pieces)
+    assert "reasoning" not in str(pieces)
     assert choice.whole()["message"] == {"role": "assistant", "content": "yes", "refusal": None}
     assert choice.num_reasoning_tokens == 2
 
@@ -394,3 +414,29 @@ def test_an_impossible_token_is_still_a_number() -> None:
     answer = choice(num_top=0)
     answer.add(output("x", FinishReason.STOP, logprobs=({1: Logprob(float("-inf"), None, "x")},)))
     assert answer.whole()["logprobs"]["content"][0]["logprob"] == -9999.0
+
+
+def test_every_id_of_a_token_is_sent_once_also_where_its_text_is_held_back() -> None:
+    plan = plan_tools(reasoning_parser="qwen3")
+    answer = ChatChoice(
+        index=0, parser=plan.parser(), num_top=None, new_id=lambda prefix: prefix, includes_token_ids=True
+    )
+    assert "token_ids" not in answer.begin()
+    sent: list[int] = []
+    for number, text in enumerate(["<th", "ink>", "hm", "</think>", "yes", ""]):
+        reason = FinishReason.STOP if number == 5 else None
+        completion = CompletionOutput(index=0, text=text, token_ids=(number,), finish_reason=reason)
+        sent += [token_id for piece in answer.add(completion) for token_id in piece.get("token_ids", ())]
+    assert sent == answer.whole()["token_ids"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_token_is_named_by_its_id_beside_the_bytes_of_its_text() -> None:
+    answer = ChatChoice(
+        index=0, parser=plan_tools().parser(), num_top=1, new_id=lambda prefix: prefix, shows_ids=True
+    )
+    logprobs = ({1: Logprob(-1.0, 2, "a"), 2: Logprob(-0.5, 1, "b")},)
+    answer.add(output("a", FinishReason.STOP, logprobs=logprobs))
+    likeliest = {"token": "token_id:2", "bytes": [98], "logprob": -0.5}
+    assert answer.whole()["logprobs"]["content"] == [
+        {"token": "token_id:1", "bytes": [97], "logprob": -1.0, "top_logprobs": [likeliest]}
+    ]

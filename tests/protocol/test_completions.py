@@ -124,6 +124,32 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_and_none_for_its_first_
     }
 
 
+def test_tokens_are_named_by_their_ids_where_that_is_asked_for_and_offsets_stay_those_of_the_text() -> None:
+    choice = TextChoice(index=0, num_top=1, echo=echoed(), shows_ids=True)
+    logprobs = ({5: Logprob(-1.0, 2, "!"), 6: Logprob(-0.5, 1, "!")},)
+    answer = choice.add(CompletionOutput(index=0, text="!", token_ids=(5,), logprobs=logprobs))
+    assert answer["logprobs"] == {
+        "tokens": ["token_id:1", "token_id:2", "token_id:3", "token_id:5"],
+        "token_logprobs": [None, -2.0, -0.25, -1.0],
+        "top_logprobs": [
+            None,
+            {"token_id:4": -0.5, "token_id:2": -2.0},
+            {"token_id:3": -0.25},
+            {"token_id:6": -0.5, "token_id:5": -1.0},
+        ],
+        "text_offset": [0, 0, 3, 7],
+    }
+
+
+def test_ids_of_the_prompt_come_with_the_first_piece_and_those_of_the_answer_with_each() -> None:
+    choice = TextChoice(index=0, num_top=None, prompt_token_ids=(7, 8))
+    pieces = [choice.add(CompletionOutput(index=0, text="a", token_ids=ids)) for ids in ((1,), (2, 3))]
+    assert [piece["token_ids"] for piece in pieces] == [[1], [2, 3]]
+    assert [piece.get("prompt_token_ids") for piece in pieces] == [[7, 8], None]
+    bare = TextChoice(index=0, num_top=None).add(CompletionOutput(index=0, text="a", token_ids=(1,)))
+    assert not {"token_ids", "prompt_token_ids"} & bare.keys()
+
+
 def test_offsets_of_a_prompt_of_token_ids_count_its_special_tokens() -> None:
     choice = TextChoice(index=0, num_top=0, echo=echoed(prompt=None))
     answer = choice.add(CompletionOutput(index=0, text="", token_ids=()))

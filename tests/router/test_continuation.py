@@ -194,13 +194,15 @@ def chat_chunks(name: str, draw: random.Random, *, usage: bool) -> list[Event]:
         content = delta.get("content") or ""
         logprobs = {"content": [{"token": char} for char in content]} if content else None
         choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        if content or finish:  # ids may come with no text of their own
+            choice["token_ids"] = [*map(ord, content), *([0] if finish else [])]
         return {**head, "choices": [choice]}
 
     def call(**fields: Any) -> Event:
         return chunk(1, tool_calls=[{"index": 0, **fields}])
 
     chunks = [chunk(0, role="assistant", content=""), chunk(1, role="assistant", content="")]
-    chunks += [chunk(0, reasoning_content=piece) for piece in pieces_of(REASONING, draw)]
+    chunks += [chunk(0, reasoning=piece, reasoning_content=piece) for piece in pieces_of(REASONING, draw)]
     chunks += [chunk(0, content=piece) for piece in pieces_of(ANSWER, draw)]
     chunks.append(call(id=f"call_{name}", type="function", function={"name": "weather", "arguments": ""}))
     chunks += [call(function={"arguments": piece}) for piece in pieces_of(ARGUMENTS, draw)]
@@ -219,14 +221,16 @@ def message_of(chunks: list[Event]) -> Event:
     found["usage"] = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         at = found.setdefault(
-            f"choice {choice['index']}", {"calls": {}, "roles": [], "ends": [], "logprobs": []}
+            f"choice {choice['index']}",
+            {"calls": {}, "roles": [], "ends": [], "logprobs": [], "token_ids": []},
         )
         delta = choice["delta"]
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning", "reasoning_content"):
             at[name] = at.get(name, "") + (delta.get(name) or "")
         at["roles"] += [delta["role"]] if "role" in delta else []
         at["ends"] += [choice["finish_reason"]] if choice["finish_reason"] else []
         at["logprobs"] += (choice.get("logprobs") or {}).get("content", [])
+        at["token_ids"] += choice.get("token_ids", [])
         for part in delta.get("tool_calls", ()):
             known = at["calls"].setdefault(part["index"], {"ids": [], "names": [], "arguments": ""})
             function = part.get("function", {})
@@ -257,6 +261,20 @@ def test_chunks_that_another_engine_goes_on_with_are_one_message(seed: int, usag
         for known in one[TOOL_CHOICE]["calls"].values():
             known["ids"] = [name[:5] for name in known["ids"]]
     assert ours == whole
+
+
+def test_ids_of_tokens_come_once_when_another_engine_goes_on() -> None:
+    def chunk(name: str, text: str, token_ids: list[int], **more: Any) -> Event:
+        choice = {"index": 0, "text": text, "finish_reason": None, "token_ids": token_ids, **more}
+        return {"id": name, "created": 1, "choices": [choice]}
+
+    sent = SentChunks()
+    sent.note(chunk("a", "Hel", [1, 2], prompt_token_ids=[7]))
+    continuation = ChunkContinuation(sent)
+    assert continuation.follow(chunk("b", "H", [1], prompt_token_ids=[7])) is None
+    # The third token has no text yet.
+    assert continuation.follow(chunk("b", "el", [2, 3])) == chunk("a", "", [3])
+    assert continuation.follow(chunk("b", "lo", [4])) == chunk("a", "lo", [4])
 
 
 def test_chunks_with_another_text_are_not_continued() -> None:

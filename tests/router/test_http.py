@@ -114,6 +114,58 @@ async def test_a_stream_that_its_next_engine_refuses_ends_with_a_failure_and_not
         assert b"rate_limit" not in streamed.body
 
 
+async def test_the_tokens_of_an_input_are_counted_at_the_engine_that_has_the_response_before_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, *[storing(name) for name in "abc"]) as fleet:
+        first = await fleet.ask("POST", "/v1/responses", {"input": "x", "stream": True})
+        response_id = first.events()[0]["response"]["id"]
+        home = fleet.router._homes.of(response_id)
+        assert home is not None
+        # As if another engine had gone on with the response, under an id of its own.
+        fleet.router._homes.note("resp_known", attrs.evolve(home, is_moved=True))
+        for known in (response_id, "resp_known"):
+            body = {"input": "y", "previous_response_id": known}
+            counted = await fleet.ask("POST", "/v1/responses/input_tokens", body)
+            assert counted.status == 200
+    asked = [
+        one for engine in fleet.engines for one in engine.asked if one.target == "/v1/responses/input_tokens"
+    ]
+    assert [json.loads(one.body)["previous_response_id"] for one in asked] == [response_id] * 2
+
+
+async def test_a_request_without_a_model_is_for_the_engines_to_answer(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(answer=lambda asked: Answer([b'{"id": "resp_1"}']))
+    async with open_fleet(monkeypatch, engine) as fleet:
+        for target in (
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/responses/input_tokens",
+            "/v1/embeddings",
+        ):
+            assert (await fleet.ask("POST", target, {"input": "x"})).status == 200
+
+
+@pytest.mark.parametrize("item", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}], ids=str)
+@pytest.mark.parametrize("target", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_a_reference_to_an_item_is_refused_where_no_response_names_its_engine(
+    item: dict[str, str],
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_fleet(monkeypatch, engine := storing("a")) as fleet:
+        refused = await fleet.ask("POST", target, {"input": [{"role": "user", "content": "x"}, item]})
+        assert (refused.status, refused.code) == (400, "unsupported_parameter")
+        assert json.loads(refused.body)["error"]["param"] == "input[1].type"
+        assert engine.num_asked(target) == 0
+        first = json.loads((await fleet.ask("POST", "/v1/responses", {"input": "x"})).body)
+        body = {"input": [item], "previous_response_id": first["id"]}
+        assert (await fleet.ask("POST", target, body)).status == 200
+
+
 @pytest.mark.parametrize("target", ["/v1/responses", "/v1/chat/completions"])
 async def test_a_stream_that_ends_with_an_error_of_the_router_has_the_last_line_of_every_stream(
     target: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock

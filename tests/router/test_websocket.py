@@ -86,6 +86,19 @@ async def test_a_refusal_of_one_client_ends_no_other_clients_stream(
         assert [(await next_event(victim))["type"] for _ in range(3)][-1] == "response.completed"
 
 
+async def test_a_reference_to_an_item_is_refused_on_a_websocket_and_the_next_turn_is_answered(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    engine = FakeEngine(events=lambda message: dumped("resp_1", "a"))
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        await create(socket, input=[{"type": "item_reference", "id": "msg_1"}], stream_id="lane")
+        told = await next_event(socket)
+        assert (told["error"]["code"], told["error"]["param"]) == ("unsupported_parameter", "input[0].type")
+        assert told["stream_id"] == "lane"
+        await create(socket)
+        assert [(await next_event(socket))["type"] for _ in range(3)][-1] == "response.completed"
+
+
 async def test_a_turn_that_a_busy_engine_refuses_with_503_goes_to_another_one(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -44,6 +44,7 @@ NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
 OF_ONE_MODEL: Final = (
     "model", "served_model_name", "tokenizer", "revision", "lora_modules", "prompt_adapters",
 )  # fmt: skip
+NAMES_HINT: Final = "; several names of a model have commas between them: --served-model-name NAME,NAME"
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
 SERVER_DEFAULTS: Final = {"runner": "process"}
@@ -68,6 +69,15 @@ class SectionedOption(click.Option):
 
 class SectionedCommand(click.Command):
     """Command that lists its options under headings in `--help`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_named = "--served-model-name" in args  # the parser takes the list apart
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not is_named or "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -281,8 +291,9 @@ def _model_argument(command: Command, *, is_declared: bool = True) -> Command:
     def with_model(positional: str | None, **values: Any) -> Any:
         if positional is not None:
             if values["model"] not in (None, positional):
+                hint = NAMES_HINT if values["served_model_name"] else ""
                 raise click.UsageError(
-                    f"the model must be given once; got {positional!r} and --model {values['model']!r}"
+                    f"the model must be given once; got {positional!r} and --model {values['model']!r}{hint}"
                 )
             values["model"] = positional
         name = values["model"] or os.environ.get(variable_name("model"))
@@ -315,7 +326,7 @@ def _models_option(command: Command) -> Command:
         ):
             raise click.UsageError(
                 f"the model must be given once; got {positional!r} and --model {values['model'][0]!r}; several have "
-                "names, as NAME=MODEL"
+                f"names, as NAME=MODEL{NAMES_HINT if values['served_model_name'] else ''}"
             )
         if values["served_model_name"] is not None:
             raise click.UsageError(

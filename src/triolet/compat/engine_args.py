@@ -244,11 +244,6 @@ class EngineArgs:
         fields = {
             RENAMED.get(name, name): value for name, value in arguments.items() if name not in self._settled
         }
-        if isinstance(names := fields.get("served_model_name"), list | tuple):
-            # vLLM serves a model under several names at a time.
-            if len(names) != 1:
-                raise ConfigError("served_model_name", "one name", names)
-            fields["served_model_name"] = names[0]
         # vLLM's kinds of models, and not its processes: what a model pools, its folder says.
         if fields.get("runner") in ("auto", "generate", "pooling"):
             del fields["runner"]

@@ -22,6 +22,7 @@ from triolet.config.fields import (
     flag,
     keys,
     matching,
+    names,
     one_of,
     option,
     satisfying,
@@ -474,10 +475,8 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
-    served_model_name: str | None = option(
-        "Name under which the model is shown; by default the last part of its folder or hub id.",
-        default=None,
-        rule=text(optional=True),
+    served_model_name: str | tuple[str, ...] | None = names(
+        "Names of the model, shown under the first one; by default the last part of its folder or hub id."
     )
     api_keys: tuple[str, ...] = option(
         "API keys of a server of this engine, separated by commas; without any, no key is needed.",
@@ -583,9 +582,14 @@ class EngineConfig(Configuration):
     @property
     def model_name(self) -> str:
         """Name under which the model is shown."""
-        if self.served_model_name:
-            return self.served_model_name
-        return self.model.rstrip("/").rsplit("/", 1)[-1] if self.model else BUILT_IN_MODEL
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names under which the model is served: the one that it is shown under first, its folder or hub id last."""
+        given = self.served_model_name or (self.model or BUILT_IN_MODEL).rstrip("/").rsplit("/", 1)[-1]
+        listed = (given,) if isinstance(given, str) else given
+        return tuple(dict.fromkeys((*listed, *filter(None, (self.model,)))))
 
     @property
     def request_limits(self) -> RequestLimits:

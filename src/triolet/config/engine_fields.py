@@ -76,7 +76,7 @@ class EngineFields(TypedDict, total=False):
     kv_pool_bytes: int
     profile_dir: str | None
     record: str | None
-    served_model_name: str | None
+    served_model_name: str | tuple[str, ...] | None
     api_keys: tuple[str, ...]
     step_timeout: float | None
     keep_standby: bool

@@ -253,6 +253,36 @@ def text(*, optional: bool = False) -> FieldRule:
     )
 
 
+def names(sentence: str) -> Any:
+    """Return a field for a name, a tuple or list of names, or None; commas separate them in a flag.
+
+    Its value is a text where there is one name, and a tuple of several ones.
+    """
+
+    def parse(text: str) -> tuple[str, ...]:
+        if not (items := _items(text)):
+            raise ValueError(text)
+        return items
+
+    def listed(value: object) -> tuple[object, ...]:
+        return value if isinstance(value, tuple) else (value,)
+
+    rule = attrs.evolve(
+        texts(),
+        accepts=lambda value: all(isinstance(item, str) and item for item in listed(value)),
+        expected="a non-empty text or a tuple of such texts",
+        parse=parse,
+        is_optional=True,
+    )
+    return option(sentence, default=None, rule=rule, converter=_one_or_several)
+
+
+def _one_or_several(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(value) if len(value) > 1 else value[0] if value else None
+
+
 def matching(pattern: str, expected: str, *, optional: bool = False) -> FieldRule:
     """Allow a text that a regular expression matches as a whole."""
     expression = re.compile(pattern)
@@ -279,6 +309,19 @@ def texts() -> FieldRule:
         parse=_items,
         expected_text="one text or several with commas between them",
         metavar="TEXT,...",
+    )
+
+
+def each_matching(pattern: str, expected: str) -> FieldRule:
+    """Allow a tuple of texts that a regular expression matches as a whole; commas separate them in a flag."""
+    expression = re.compile(pattern)
+    return attrs.evolve(
+        texts(),
+        accepts=lambda value: (
+            isinstance(value, tuple)
+            and all(isinstance(item, str) and expression.fullmatch(item) is not None for item in value)
+        ),
+        expected=f"a tuple of texts, each {expected}",
     )
 
 

@@ -6,12 +6,25 @@ Like that one it is a frozen value, equal whether it came from keywords, flags (
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from triolet.config.fields import Configuration, keys, matching, option, seconds, text, texts, whole
+from triolet.config.fields import (
+    Configuration,
+    each_matching,
+    keys,
+    matching,
+    option,
+    seconds,
+    text,
+    texts,
+    whole,
+)
 from triolet.errors import ConfigError
+
+# Any other entry would equal no Origin header, and would allow nothing.
+ORIGIN: Final = r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]A-Z\"'*]+)(:[0-9]{1,5})?"
 
 
 def _count(sentence: str, *, default: int | None) -> Any:
@@ -72,9 +85,9 @@ class GatewayConfig(Configuration):
     )
     allowed_origins: tuple[str, ...] = option(
         # without this check, every web page that a user visits could use the server on the user's own machine
-        "Origins of web pages that may connect, beside the server's own; * allows all.",
+        "Origins of web pages that may connect, beside the server's own, as scheme://host[:port]; * allows all.",
         default=(),
-        rule=texts(),
+        rule=each_matching(ORIGIN, "* or scheme://host[:port] without capitals, as browsers write it"),
     )
     allowed_hosts: tuple[str, ...] = option(
         # against DNS rebinding: a foreign name that is made to point to this machine is not in the list

@@ -97,6 +97,6 @@ async def add_lora_modules(engine: AdapterMethods) -> None:
         name, _, folder = entry.partition("=")
         if not name or not folder:
             raise ConfigError("lora_modules", "NAME=FOLDER for each adapter", entry)
-        if name in (config.model_name, config.model):
+        if name in config.model_names:
             raise ConfigError("lora_modules", "names that are not the model's", entry)
         await register_lora(engine, LoRARequest(name, number, folder))

@@ -60,6 +60,6 @@ async def add_configured_prompt_adapters(engine: PromptAdapterMethods) -> None:
         name, _, folder = entry.partition("=")
         if not name or not folder:
             raise ConfigError("prompt_adapters", "NAME=FOLDER for each prompt adapter", entry)
-        if name in (config.model_name, config.model) or name in loras:
+        if name in config.model_names or name in loras:
             raise ConfigError("prompt_adapters", "names that no model and no LoRA adapter has", entry)
         await engine.add_prompt_adapter(PromptAdapterRequest(name, number, folder))

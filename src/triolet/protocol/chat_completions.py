@@ -23,7 +23,7 @@ from triolet.core.tools import (
 )
 from triolet.core.tools.answer import thinks_at
 from triolet.protocol.errors import missing, wrong
-from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
+from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest, shown_token
 from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.sampling import OffersTools
@@ -53,10 +53,11 @@ class ChatMessages:
                 raise wrong(f"messages[{place}]", "an object", message)
             if message.get("role") not in ROLES:
                 raise wrong(f"messages[{place}].role", "one of " + ", ".join(ROLES), message.get("role"))
-            if all(message.get(name) in (None, []) for name in ("content", "tool_calls", "refusal")):
-                if message.get("content") is None:
-                    raise missing(f"messages[{place}].content")
+            content = message.get("content")
+            if content == [] and not message.get("tool_calls") and message.get("refusal") is None:
                 raise wrong(f"messages[{place}].content", "a text or a list of at least one part", [])
+            if content is None and message["role"] != "assistant":
+                raise missing(f"messages[{place}].content")
         return cls(tuple(map(_known_to_templates, value)))
 
 
@@ -67,8 +68,9 @@ def _known_to_templates(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
     content = message.get("content")
-    if content is None and message.get("refusal") is not None:
-        return {**message, "content": message["refusal"]}
+    if content is None and (message.get("refusal") is not None or not message.get("tool_calls")):
+        # Chats are sent back with the message of an answer that was empty.
+        return {**message, "content": message.get("refusal") or ""}
     return {**message, "content": list(map(_said, content))} if isinstance(content, list) else message
 
 
@@ -84,7 +86,7 @@ class ChatRequest(OffersTools, GenerationRequest):
     FAMILY = ApiFamily.CHAT
 
     messages: ChatMessages  # the chat so far
-    max_completion_tokens: int | None = None  # OpenAI's newer name of `max_tokens`
+    max_completion_tokens: int | None = None  # OpenAI's newer name of `max_tokens`; it counts beside that one
     logprobs: bool = False  # True to send log-probabilities of the tokens
     tools: tuple[Mapping[str, Any], ...] = ()  # functions that the model may call
     # `none`, `auto`, `required`, or the function that must be called.
@@ -133,13 +135,10 @@ class ChatRequest(OffersTools, GenerationRequest):
         """Return the parameters for the engine: those of the client, and the model's defaults for the rest.
 
         Raises:
-            WireError: a value out of its range, or two lengths that differ.
+            WireError: a value out of its range.
         """
         chosen: dict[str, Any] = {}
         if self.max_completion_tokens is not None:
-            max_tokens = self.sampling.get("max_tokens", self.max_completion_tokens)
-            if max_tokens != self.max_completion_tokens:
-                raise wrong("max_tokens", "left out beside max_completion_tokens", max_tokens)
             chosen["max_tokens"] = self.max_completion_tokens
         chosen["structured_outputs"] = plan.structured_outputs
         if not plan.skip_special_tokens:
@@ -162,6 +161,10 @@ class ChatChoice:
     num_top: int | None  # most likely tokens per position, -1 for all; None for no log-probabilities
     new_id: Callable[[str], str]  # returns a new id with a prefix, for tool calls
     includes_reasoning: bool = True  # False leaves the reasoning out
+    includes_token_ids: bool = False  # True to send the ids of the tokens
+    shows_ids: bool = (
+        False  # True to show `token_id:ID` in place of a token's text, beside its log-probability
+    )
     # Tokens so far of the outputs with reasoning in them.
     num_reasoning_tokens: int = attrs.field(default=0, init=False)
     _text: list[str] = attrs.field(factory=list, init=False)
@@ -170,6 +173,8 @@ class ChatChoice:
     _ends_call: bool = attrs.field(default=False, init=False)  # True if the last call has valid arguments
     _logprobs: list[dict[str, Any]] = attrs.field(factory=list, init=False)
     _sent_logprobs: int = attrs.field(default=0, init=False)
+    _token_ids: list[int] = attrs.field(factory=list, init=False)
+    _sent_token_ids: int = attrs.field(default=0, init=False)
     _ending: tuple[str, str | int | None] | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Piece:
@@ -185,7 +190,10 @@ class ChatChoice:
         is_last = completion.finish_reason is not None
         if self.num_top is not None and completion.logprobs is not None:
             pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-            self._logprobs += [position(token_id, at, self.num_top) for token_id, at in pairs]
+            self._logprobs += [
+                position(token_id, at, self.num_top, as_ids=self.shows_ids) for token_id, at in pairs
+            ]
+        self._token_ids += completion.token_ids if self.includes_token_ids else ()
         events = self.parser.feed(completion.text)
         if any(isinstance(event, ReasoningPiece) for event in events):
             self.num_reasoning_tokens += len(completion.token_ids)
@@ -198,6 +206,9 @@ class ChatChoice:
         if pieces and self.num_top is not None:
             pieces[0]["logprobs"] = {"content": self._logprobs[self._sent_logprobs :]}
             self._sent_logprobs = len(self._logprobs)
+        if pieces and self.includes_token_ids:
+            pieces[0]["token_ids"] = self._token_ids[self._sent_token_ids :]
+            self._sent_token_ids = len(self._token_ids)
         return pieces
 
     def whole(self) -> Piece:
@@ -208,7 +219,7 @@ class ChatChoice:
             "refusal": None,
         }
         if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+            message |= _reasoning("".join(self._reasoning))
         if self._calls:
             message["tool_calls"] = self._calls
         reason, detail = self._ending or (None, None)
@@ -218,6 +229,7 @@ class ChatChoice:
             "logprobs": None if self.num_top is None else {"content": self._logprobs},
             "finish_reason": reason,
             "stop_reason": detail,
+            **({"token_ids": self._token_ids} if self.includes_token_ids else {}),
         }
 
     def _delta(self, event: AnswerEvent) -> dict[str, Any] | None:
@@ -229,7 +241,7 @@ class ChatChoice:
                 return None
             case ReasoningPiece(text=text):
                 self._reasoning.append(text)
-                return {"reasoning_content": text}
+                return _reasoning(text)
             case ToolCallBegin(index=index, name=name):
                 call = {"id": self.new_id("call"), "type": "function"}
                 self._calls.append({**call, "function": {"name": name, "arguments": ""}})
@@ -254,14 +266,29 @@ class ChatChoice:
         return piece
 
 
-def position(token_id: int, logprobs: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
-    """Return the log-probability of a token, and those of the most likely ones at its position."""
-    return {**_token(logprobs[token_id]), "top_logprobs": list(map(_token, likeliest(logprobs, num_top)))}
+def _reasoning(text: str) -> dict[str, str]:
+    # The first name is vLLM's and OpenRouter's, the second one that of DeepSeek and of older versions of vLLM.
+    return {"reasoning": text, "reasoning_content": text}
 
 
-def _token(one: Logprob) -> dict[str, Any]:
-    text = one.decoded_token or ""
-    return {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": finite(one.logprob)}
+def position(
+    token_id: int, logprobs: Mapping[int, Logprob], num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Return the log-probability of a token, and those of the most likely ones at its position.
+
+    Args:
+        as_ids: True to show `token_id:ID` in place of the texts of the tokens; their bytes are shown in any case.
+    """
+
+    def token(token_id: int) -> dict[str, Any]:
+        one = logprobs[token_id]
+        return {
+            "token": shown_token(token_id, one.decoded_token, as_id=as_ids),
+            "bytes": list((one.decoded_token or "").encode(errors="replace")),
+            "logprob": finite(one.logprob),
+        }
+
+    return {**token(token_id), "top_logprobs": list(map(token, likeliest(logprobs, num_top)))}
 
 
 def chat_completion(

@@ -11,9 +11,10 @@ from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.prompt import Prompt
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import wrong
-from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest
+from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest, shown_token
 from triolet.protocol.json.structuring import CONVERTER, Wrong
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
@@ -56,6 +57,8 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts  # one prompt or several, each with answers of its own
     # True to begin each answer with its prompt; with `logprobs`, also with those of its tokens.
     echo: bool = False
+    # False to leave out the special tokens that the tokenizer puts around a text, such as its first token.
+    add_special_tokens: bool = True
 
     def check(self) -> None:
         super().check()
@@ -64,6 +67,16 @@ class CompletionRequest(GenerationRequest):
 
     def num_logprobs(self) -> int | None:
         return self.sampling.get("logprobs")
+
+    @property
+    def engine_prompts(self) -> tuple[Prompt, ...]:
+        """Prompts for `Engine.generate`."""
+        if self.add_special_tokens:
+            return self.prompt.prompts
+        return tuple(
+            {"prompt": one, "add_special_tokens": False} if isinstance(one, str) else one
+            for one in self.prompt.prompts
+        )
 
     @property
     def generates(self) -> bool:
@@ -94,7 +107,8 @@ class Echo:
     """Prompt at the beginning of an answer."""
 
     text: str = ""
-    tokens: tuple[str, ...] = ()  # text of each token
+    tokens: tuple[str, ...] = ()  # text of each token, if log-probabilities were requested
+    token_ids: tuple[int, ...] = ()  # ids of these
     # Per token, None for the first one; None if they were not requested.
     logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
 
@@ -114,7 +128,9 @@ class Echo:
             decode([token_id]) if position is None else position[token_id].decoded_token or ""
             for token_id, position in zip(output.prompt_token_ids, positions, strict=True)
         ]
-        return cls(text=text, tokens=tuple(tokens), logprobs=positions)
+        return cls(
+            text=text, tokens=tuple(tokens), token_ids=tuple(output.prompt_token_ids), logprobs=positions
+        )
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -125,6 +141,11 @@ class TextChoice:
     num_top: int | None  # most likely tokens per position, -1 for all; None for no log-probabilities
     echo: Echo = Echo()  # prompt that the answer begins with
     generates: bool = True  # False if the answer is only the prompt
+    shows_ids: bool = (
+        False  # True to show `token_id:ID` in place of a token's text, beside its log-probability
+    )
+    # Ids of the prompt, to send with the first piece, and those of the answer with each; None to send no ids.
+    prompt_token_ids: Sequence[int] | None = None
     _num_chars: int = attrs.field(default=0, init=False)
 
     def add(self, completion: CompletionOutput) -> Choice:
@@ -145,21 +166,34 @@ class TextChoice:
             "logprobs": None if self.num_top is None else self._logprobs(echo, completion, self.num_top),
             "finish_reason": reason,
             "stop_reason": detail,
+            **self._ids(completion),
         }
 
+    def _ids(self, completion: CompletionOutput) -> dict[str, list[int]]:
+        prompt = self.prompt_token_ids
+        if prompt is None:
+            return {}
+        self.prompt_token_ids = ()
+        of_prompt = {"prompt_token_ids": list(prompt)} if prompt else {}
+        return {**of_prompt, "token_ids": list(completion.token_ids)}
+
     def _logprobs(self, echo: Echo, completion: CompletionOutput, num_top: int) -> dict[str, list[Any]]:
-        tokens = list(echo.tokens)
-        positions = [(None if one is None else next(iter(one.values())), one) for one in echo.logprobs or ()]
+        texts = list(echo.tokens)
+        positions = list(zip(echo.token_ids, echo.logprobs or (), strict=True))
         for token_id, position in zip(completion.token_ids, completion.logprobs or (), strict=False):
-            tokens.append(position[token_id].decoded_token or "")
-            positions.append((position[token_id], position))
+            texts.append(position[token_id].decoded_token or "")
+            positions.append((token_id, position))
         return {
-            "tokens": tokens,
-            "token_logprobs": [None if one is None else finite(one.logprob) for one, _ in positions],
-            "top_logprobs": [
-                one and _top_logprobs(one, position or {}, num_top) for one, position in positions
+            "tokens": [
+                shown_token(token_id, text, as_id=self.shows_ids)
+                for (token_id, _), text in zip(positions, texts, strict=True)
             ],
-            "text_offset": self._offsets(tokens, echo.text),
+            "token_logprobs": [at and finite(at[token_id].logprob) for token_id, at in positions],
+            "top_logprobs": [
+                at and _top_logprobs(token_id, at, num_top, as_ids=self.shows_ids)
+                for token_id, at in positions
+            ],
+            "text_offset": self._offsets(texts, echo.text),
         }
 
     def _offsets(self, tokens: Sequence[str], text: str) -> list[int]:
@@ -173,12 +207,15 @@ class TextChoice:
         return offsets
 
 
-def _top_logprobs(chosen: Logprob, position: Mapping[int, Logprob], num_top: int) -> dict[str, float]:
-    """Return the most likely tokens of a position by their text, and the chosen one with them, as OpenAI does."""
+def _top_logprobs(
+    chosen: int, position: Mapping[int, Logprob], num_top: int, *, as_ids: bool
+) -> dict[str, float]:
+    """Return the most likely tokens of a position by their text or id, and the chosen one with them, as OpenAI does."""
     top: dict[str, float] = {}
-    for one in (*likeliest(position, num_top), chosen):
+    for token_id in (*likeliest(position, num_top), chosen):
+        one = position[token_id]
         # Of tokens with the same text, the most likely one stays.
-        top.setdefault(one.decoded_token or "", finite(one.logprob))
+        top.setdefault(shown_token(token_id, one.decoded_token, as_id=as_ids), finite(one.logprob))
     return top
 
 

@@ -79,7 +79,7 @@ class GenerationRequest:
 
     FAMILY: ClassVar[ApiFamily]
 
-    model: str  # name of the model
+    model: str = ""  # name of the model; empty for the first one of the server
     stream: bool = False  # True to send the answer in chunks, as they are generated
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat = ResponseFormat()
@@ -91,6 +91,11 @@ class GenerationRequest:
     store: bool = False
 
     timeout: float | None = None  # seconds after which the answer ends with what it has
+    return_token_ids: bool = (
+        False  # True to send the ids of the prompt's and the answer's tokens, as vLLM does
+    )
+    # True to show a token as `token_id:ID`, in place of its text, where log-probabilities name it.
+    return_tokens_as_token_ids: bool = False
     # True to send chunks without choices too, that say in `triolet` what the answer waits for.
     triolet_events: bool = False
     priority: int = 0  # lower runs first under the engine's `priority` policy
@@ -258,10 +263,15 @@ class Usage:
         }
 
 
-def likeliest(logprobs: Mapping[int, Logprob], num_top: int) -> list[Logprob]:
-    """Return the most likely tokens of one position in descending order; all of them if `num_top` is -1."""
-    falling = sorted(logprobs.values(), key=lambda one: -one.logprob)
+def likeliest(logprobs: Mapping[int, Logprob], num_top: int) -> list[int]:
+    """Return the ids of the most likely tokens of one position in descending order; all of them if `num_top` is -1."""
+    falling = sorted(logprobs, key=lambda token_id: -logprobs[token_id].logprob)
     return falling if num_top == -1 else falling[:num_top]
+
+
+def shown_token(token_id: int, text: str | None, *, as_id: bool) -> str:
+    """Return what stands for a token where log-probabilities name it: its text, or vLLM's form of its id."""
+    return f"token_id:{token_id}" if as_id else text or ""
 
 
 def finite(logprob: float) -> float:

@@ -71,7 +71,7 @@ CONVERTER.register_structure_hook(Inputs, Inputs.of)
 class PooledRequest:
     """Fields that bodies of pooled requests have in common; see `GenerationRequest` for those about scheduling."""
 
-    model: str
+    model: str = ""  # name of the model; empty for the first one of the server
     user: str | None = None
     # Length to which longer inputs are cut, tokens; -1 is the longest that fits.
     truncate_prompt_tokens: int | None = None

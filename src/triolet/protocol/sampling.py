@@ -207,7 +207,7 @@ T = TypeVar("T", bound=SampledRequest)
 UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "access_programs": (),
     "add_generation_prompt": (True,),
-    "add_special_tokens": (),  # Chat declares it; see DEFAULTS for Completions
+    "add_special_tokens": (),
     "allowed_media_domains": (),
     "audio": (),
     "background": (False,),
@@ -259,7 +259,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
+    "return_token_ids": (False,),  # Chat and Completions declare it, as the next one
     "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
     "structural_tag": (),
@@ -275,9 +275,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
 }
 """Fields that are refused by every route that does not declare them, and the values that ask for nothing."""
-
-DEFAULTS: Final[Mapping[tuple[ApiFamily, str], Any]] = {(ApiFamily.COMPLETIONS, "add_special_tokens"): True}
-"""Values that ask for nothing in one family only."""
 
 HINTS: Final[Mapping[str, str]] = {
     "guided_choice": "use structured_outputs.choice",
@@ -324,7 +321,7 @@ def refuse_known_fields(payload: Mapping[str, Any], family: ApiFamily, taken: fr
         WireError: names the field.
     """
     for name, harmless in UNSUPPORTED.items():
-        if name not in taken and payload.get(name) is not DEFAULTS.get((family, name)):
+        if name not in taken:
             refuse_field(payload, name, harmless, f" in {family.value}")
 
 

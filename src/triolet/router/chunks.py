@@ -24,6 +24,7 @@ class SentChunks:
     texts: dict[Place, str] = attrs.field(factory=dict)
     facts: dict[Place, Any] = attrs.field(factory=dict)  # what is told once, such as role and finish_reason
     num_logprobs: dict[int, int] = attrs.field(factory=dict)  # by choice
+    num_token_ids: dict[int, int] = attrs.field(factory=dict)  # by choice
     has_usage: bool = False
 
     def note(self, chunk: Chunk) -> None:
@@ -38,6 +39,7 @@ class SentChunks:
                     self.facts[place] = value
             index = choice["index"]
             self.num_logprobs[index] = self.num_logprobs.get(index, 0) + len(_logprobs(choice))
+            self.num_token_ids[index] = self.num_token_ids.get(index, 0) + len(choice.get("token_ids") or ())
 
 
 @attrs.define(eq=False)
@@ -47,10 +49,12 @@ class ChunkContinuation:
     sent: SentChunks
     _missing: dict[Place, str] = attrs.field(init=False)  # texts that have not come again
     _num_logprobs: dict[int, int] = attrs.field(init=False)
+    _num_token_ids: dict[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._missing = dict(self.sent.texts)
         self._num_logprobs = dict(self.sent.num_logprobs)
+        self._num_token_ids = dict(self.sent.num_token_ids)
 
     def follow(self, chunk: Chunk) -> Chunk | None:
         """Return what the client is to be sent for a chunk of this engine; None for what it has.
@@ -83,9 +87,10 @@ class ChunkContinuation:
             elif place[-1] == "index":  # of a tool call, which each piece of it names
                 _put(kept, place, value)
         index, logprobs = choice["index"], _logprobs(choice)
-        num_old = min(len(logprobs), self._num_logprobs.get(index, 0))
-        self._num_logprobs[index] = self._num_logprobs.get(index, 0) - num_old
-        if not has_news and num_old == len(logprobs):
+        num_old = _taken(self._num_logprobs, index, len(logprobs))
+        token_ids = choice.get("token_ids") or []
+        new_ids = token_ids[_taken(self._num_token_ids, index, len(token_ids)) :]
+        if not has_news and num_old == len(logprobs) and not new_ids:
             return None
         whole: Chunk = {"index": index, "finish_reason": None, **kept}
         whole.setdefault(*(("delta", {}) if "delta" in choice else ("text", "")))
@@ -93,6 +98,8 @@ class ChunkContinuation:
             whole["delta"]["tool_calls"] = list(whole["delta"]["tool_calls"].values())
         if choice.get("logprobs") is not None:
             whole["logprobs"] = _without(choice["logprobs"], num_old)
+        if choice.get("token_ids") is not None:
+            whole["token_ids"] = new_ids
         return whole
 
     def _rest(self, place: Place, text: str) -> str:
@@ -121,7 +128,7 @@ def _values(choice: Chunk) -> list[tuple[Place, Any]]:
             found.append(((index, "delta", name), value))
     found += [
         ((index, name), choice[name])
-        for name in ("finish_reason", "stop_reason")
+        for name in ("finish_reason", "stop_reason", "prompt_token_ids")
         if choice.get(name) is not None
     ]
     return found
@@ -129,6 +136,13 @@ def _values(choice: Chunk) -> list[tuple[Place, Any]]:
 
 def _is_text(place: Place) -> bool:
     return place[-1] in ("text", "content", "reasoning_content", "reasoning", "arguments", "refusal")
+
+
+def _taken(rest: dict[int, int], index: int, number: int) -> int:
+    """Return how many of a chunk's entries the client has already, and count them off."""
+    num_old = min(number, rest.get(index, 0))
+    rest[index] = rest.get(index, 0) - num_old
+    return num_old
 
 
 def _put(choice: Chunk, place: Place, value: Any) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import attrs
 
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, unsupported
 from triolet.protocol.json.parsing import JsonLimits, between_windows, parse_object
+from triolet.protocol.responses.response_items import is_reference
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 
 PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")
@@ -27,6 +28,7 @@ class ParsedRequest:
 
     fields: Mapping[str, Any] = attrs.field(factory=dict)  # empty if it is no JSON object
     prompt: str = ""  # for the choice of an engine
+    refusal: WireError | None = None  # why no engine can answer it, if that is so
 
 
 async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str) -> ParsedRequest:
@@ -52,7 +54,25 @@ def _parsed(raw: str | bytes, limits: JsonLimits) -> ParsedRequest:
         if error.code == "json_too_large":
             raise
         return ParsedRequest()
-    return ParsedRequest(fields, "".join(_prompt_pieces(fields)))
+    return ParsedRequest(fields, "".join(_prompt_pieces(fields)), _refusal(fields))
+
+
+def _refusal(fields: Mapping[str, Any]) -> WireError | None:
+    """Return the error for a reference to an item, of which the router does not know the engine."""
+    items = fields.get("input")
+    if fields.get("previous_response_id") or not isinstance(items, list):
+        return None
+    give_way = between_windows.get()
+    for place, item in enumerate(items):
+        if place % ITEMS_AT_ONCE == 0:
+            give_way()
+        if isinstance(item, dict) and is_reference(item):
+            return unsupported(
+                f"input[{place}].type",
+                "item_reference is not supported by a router without previous_response_id, which names the engine "
+                "that has the item; send the item itself",
+            )
+    return None
 
 
 def _prompt_pieces(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -43,6 +43,7 @@ PREFIXES: Final = (
     "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score",
     "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/version",
 )  # fmt: skip
+OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # no ids of responses
 HEALTH_PATHS: Final = ("/health", "/ping", "/health/ready")
 CHUNKED: Final = ("/v1/chat/completions", "/v1/completions")
 SEEDED: Final = (*CHUNKED, "/v1/responses")
@@ -97,7 +98,8 @@ class ClientRequest:
     @property
     def response_id(self) -> str | None:
         """Id in the path; None if it has none."""
-        return self.path.split("/")[3] if self.path.startswith("/v1/responses/") else None
+        has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
+        return self.path.split("/")[3] if has_id else None
 
     @property
     def key(self) -> str:
@@ -191,6 +193,8 @@ class RouterApp:
             body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
             is_read = scope["method"] == "POST"
             parsed = await parsed_request(body if is_read else b"", self._json_limits, client)
+        if parsed.refusal is not None:
+            raise parsed.refusal
         query = scope.get("query_string", b"").decode("latin-1")
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),

@@ -97,6 +97,7 @@ class RoutedTurn:
     payload: Mapping[str, Any]  # empty if it is no JSON object
     prompt: str  # its text, for the choice of an engine
     stream_id: str | None
+    refusal: WireError | None = None  # why no engine can answer it, if that is so
     request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher
     seed: int = attrs.field(factory=new_seed)  # if the client gives none
     sent: SentEvents = attrs.field(factory=SentEvents)
@@ -232,7 +233,13 @@ class RoutedConnection:
             return
         stream_id = payload.get("stream_id")
         self._queue(
-            RoutedTurn(text, payload, parsed.prompt, stream_id if isinstance(stream_id, str) else None)
+            RoutedTurn(
+                text,
+                payload,
+                parsed.prompt,
+                stream_id if isinstance(stream_id, str) else None,
+                refusal=parsed.refusal,
+            )
         )
 
     def _turn_of(self, payload: Mapping[str, Any]) -> RoutedTurn | None:
@@ -288,6 +295,9 @@ class RoutedConnection:
     # -------------------------------------------------------------------------------------- one turn
 
     async def _run_turn(self, turn: RoutedTurn) -> None:
+        if turn.refusal is not None:
+            self._tell_error(turn.stream_id, turn.refusal)
+            return
         refused_by: set[RoutedEngine] = set()
         for attempt in range(MAX_MOVES + 1):
             refusal: WireError | None = None

@@ -44,6 +44,24 @@ def test_a_prompt_comes_in_one_of_five_forms(
     assert parsed == ParsedPrompt(token_ids, content)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [False, True, None])
+def test_a_text_may_be_encoded_without_special_tokens_around_it(value: bool | None) -> None:
+    parsed = parse_prompt({"prompt": "hi", "add_special_tokens": value})
+    assert parsed == ParsedPrompt(content="hi", add_special_tokens=value is not False)
+
+
+@pytest.mark.parametrize("value", [0, "false"], ids=repr)
+def test_whether_special_tokens_are_added_is_true_or_false(value: object) -> None:
+    error = refusal({"prompt": "hi", "add_special_tokens": value})
+    assert str(error) == f"add_special_tokens must be true or false; got {value!r}"
+    assert (error.field, error.got) == ("add_special_tokens", value)
+
+
+@pytest.mark.parametrize("beside", [{"prompt": "a", "text_pair": "b"}, {"prompt_token_ids": [1]}], ids=repr)
+def test_special_tokens_are_left_out_of_a_text_alone(beside: dict[str, object]) -> None:
+    assert "got 'add_special_tokens'" in str(refusal({**beside, "add_special_tokens": False}))
+
+
 def test_token_ids_may_come_with_their_text() -> None:
     assert parse_prompt({"prompt": "hi", "prompt_token_ids": [1]}) == ParsedPrompt((1,), text="hi")
     error = refusal({"prompt": 5, "prompt_token_ids": [1]})

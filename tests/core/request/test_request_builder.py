@@ -194,6 +194,21 @@ def test_a_prompt_of_text_is_encoded_with_its_bad_words() -> None:
     assert driven(steps, answer) == ([Tokenize("hi", ("no",))], answer)
 
 
+def test_a_text_is_encoded_without_special_tokens_if_it_says_so() -> None:
+    prompt, asked = (
+        ParsedPrompt(content="hi", add_special_tokens=False),
+        Tokenize("hi", add_special_tokens=False),
+    )
+    answer = Tokenized("hi", (1, 2), ())
+    assert driven(builder(tokenizer=Letters()).tokenize(prompt, SamplingParams()), answer) == (
+        [asked],
+        answer,
+    )
+    assert pooled(prompt, None, answer) == ([asked], answer)
+    around = Tokenize("", add_special_tokens=False)
+    assert pooled(prompt, 1, answer, ids()) == ([asked, around], ids(1, text="hi"))
+
+
 def test_the_bad_words_of_a_prompt_of_ids_are_encoded_alone() -> None:
     build, answer = builder(tokenizer=Letters()), Tokenized(None, (), ((5,),))
     steps = build.tokenize(ParsedPrompt((1, 2), text="hi"), SamplingParams(bad_words=["no"]))

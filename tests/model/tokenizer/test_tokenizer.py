@@ -44,6 +44,26 @@ def test_text_and_conversations_become_the_ids_that_transformers_gives(folder: P
     assert list(answer.token_ids) == expected
 
 
+@pytest.mark.parametrize(
+    "allowed", [True, False], ids=["special texts are tokens", "special texts are texts"]
+)
+def test_special_tokens_are_put_around_a_text_unless_they_are_not_wanted(folder: Path, allowed: bool) -> None:
+    file, bos = str(folder / "tokenizer.json"), SPECIAL_TOKENS[0]
+    written = tokenizers.Tokenizer.from_file(file)
+    written.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, written.token_to_id(bos))]
+    )
+    written.save(file)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(folder, allow_special_tokens=allowed)
+    assert ours is not None
+    expected = [theirs("Hello, Wörld", add_special_tokens=adds)["input_ids"] for adds in (False, True)]
+    assert len(expected[0]) < len(expected[1])
+    for adds in (False, True):
+        answer = ours.tokenize(Tokenize("Hello, Wörld", add_special_tokens=adds))
+        assert list(answer.token_ids) == expected[adds]
+
+
 def test_special_tokens_are_added_to_those_of_a_template_if_they_are_asked_for(folder: Path) -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
     for adds in (False, True):

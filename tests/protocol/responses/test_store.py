@@ -42,6 +42,25 @@ def test_a_store_is_bounded_in_bytes_and_its_count_is_exact() -> None:
     assert (len(store), store.num_bytes) == (0, 0)
 
 
+def test_the_items_of_a_response_are_found_as_long_as_it_is_and_by_its_owner() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=2**20)
+    for name in "abc":
+        item = {"id": f"msg_{name}", "type": "message", "content": []}
+        store.put(stored(f"resp_{name}", owner="one", output=[item]))
+    for item_id, response_id in (
+        ("msg_c", "resp_c"),
+        ("msg_c_0", "resp_c"),
+        ("msg_a", None),
+        ("msg_a_0", None),
+    ):
+        found = store.response_with(item_id, "one")
+        assert (found and found.id) == response_id
+        assert store.response_with(item_id, "other") is None
+    assert store.response_with("msg", "one") is None
+    store.clear()
+    assert store._response_of == {}
+
+
 @pytest.mark.parametrize("length", [10, 20_000], ids=["packed", "long"])
 def test_a_response_and_its_chat_come_back_as_they_were(length: int) -> None:
     output = [

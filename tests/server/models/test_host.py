@@ -98,6 +98,18 @@ async def test_the_model_of_a_body_chooses_the_engine_and_loads_it_once(
     assert loads.open == []
 
 
+async def test_a_request_without_a_model_is_answered_by_the_first_of_several(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server() as (site, gateway), connected(gateway) as client:
+        answer = await site.post("/v1/chat/completions", {"messages": HELLO["messages"], "max_tokens": 4})
+        assert (answer.status, answer.json["model"]) == (200, "triolet-nano")
+        assert (await site.post("/v1/responses", {"input": "HI"})).json["model"] == "triolet-nano"
+        await client.create(model=None)
+        assert (await client.until_ended())[-1]["response"]["model"] == "triolet-nano"
+    assert loads.names == []
+
+
 async def test_the_metrics_of_every_loaded_model_stand_under_its_name(
     loads: Loads, autojump_clock: trio.testing.MockClock
 ) -> None:

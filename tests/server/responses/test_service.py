@@ -57,6 +57,25 @@ async def test_a_request_is_answered_event_by_event(autojump_clock: trio.testing
         assert_all_blocks_back(engine)
 
 
+@pytest.mark.parametrize("num_chars", [2, LONG_INPUT_BYTES], ids=["short", "long"])
+async def test_a_response_without_a_model_is_that_of_the_servers_own(
+    num_chars: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = {"served_model_name": ("first", "second")}
+    async with (
+        chatting_engine(**names) as engine,
+        open_gateway(engine) as gateway,
+        connected(gateway) as client,
+    ):
+        for model in (None, "", "second"):
+            await client.create(
+                model=model, input="Hi" if num_chars == 2 else " ", metadata={}, pad="x" * num_chars
+            )
+            assert (await client.until_ended())[-1]["response"]["model"] == "first"
+        await client.create(model="other", pad="x" * num_chars)
+        assert (await client.until_ended())[-1]["error"]["code"] == "model_not_found"
+
+
 async def test_a_second_turn_finds_the_first_in_the_prefix_cache(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

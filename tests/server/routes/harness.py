@@ -34,7 +34,7 @@ class ChatTokenizer(LetterTokenizer):
             prompt = prompt.text + prompt.text_pair
         if not isinstance(prompt, str):
             prompt = "".join(str(one.get("content")) for one in prompt or ())
-        return super().tokenize(Tokenize(prompt, message.bad_words))
+        return super().tokenize(attrs.evolve(message, prompt=prompt))
 
 
 @attrs.frozen

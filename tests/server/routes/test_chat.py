@@ -87,6 +87,51 @@ async def test_special_tokens_may_be_added_to_those_of_the_template(
     assert answer.status == 200
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_the_ids_of_the_tokens_come_with_a_chat_where_they_are_asked_for(
+    n: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    wish = {**HELLO, "max_tokens": 5, "seed": 3, "n": n, "return_token_ids": True}
+    async with serving() as scene:
+        whole = (await scene.post(CHAT, wish)).json
+        first, *others = (await scene.post(CHAT, {**wish, "stream": True})).events
+        without = (await scene.post(CHAT, {**wish, "return_token_ids": False})).json
+    assert whole["prompt_token_ids"] == first["prompt_token_ids"] == [7, 4, 11, 11, 14]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+    for choice in whole["choices"]:
+        assert choice["message"]["content"] == letters(choice["token_ids"])
+        pieces = [
+            piece for chunk in others for piece in chunk["choices"] if piece["index"] == choice["index"]
+        ]
+        assert [one for piece in pieces for one in piece.get("token_ids", ())] == choice["token_ids"]
+    assert "prompt_token_ids" not in without and "token_ids" not in without["choices"][0]
+
+
+async def test_the_ids_of_the_tokens_come_with_completions_where_they_are_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    wish = {"prompt": [[7, 8], [2, 3, 4]], "max_tokens": 5, "seed": 3, "return_token_ids": True}
+    async with serving() as scene:
+        whole = (await scene.post(TEXT, wish)).json["choices"]
+        chunks = (await scene.post(TEXT, {**wish, "stream": True})).events
+        echo = (await scene.post(TEXT, {**wish, "prompt": "HI", "echo": True, "max_tokens": 0})).json[
+            "choices"
+        ][0]
+    assert [choice["prompt_token_ids"] for choice in whole] == [[7, 8], [2, 3, 4]]
+    for choice in whole:
+        assert choice["text"] == letters(choice["token_ids"])
+        pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+        assert [one for piece in pieces for one in piece["token_ids"]] == choice["token_ids"]
+        assert [piece["prompt_token_ids"] for piece in pieces if "prompt_token_ids" in piece] == [
+            choice["prompt_token_ids"]
+        ]
+    assert (echo["prompt_token_ids"], echo["token_ids"]) == ([7, 8], [])
+
+
+def letters(token_ids: list[int]) -> str:
+    return "".join(chr(65 + token_id) for token_id in token_ids)
+
+
 async def test_several_answers_are_told_apart_by_their_index(autojump_clock: trio.testing.MockClock) -> None:
     wish = {**HELLO, "max_tokens": 5, "seed": 3, "n": 3}
     async with serving() as scene:
@@ -390,7 +435,8 @@ async def test_reasoning_between_special_tokens_is_told_from_the_answer(
         answer = (await scene.post(path, asked)).json
     if path == CHAT:
         message = answer["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hello.")
+        assert message["reasoning"] == message["reasoning_content"] == "Hm."
+        assert message["content"] == "Hello."
     else:
         reasoning, message = answer["output"]
         assert (reasoning["content"][0]["text"], message["content"][0]["text"]) == ("Hm.", "Hello.")

@@ -69,11 +69,16 @@ RIGHT: dict[str, dict[str, Any]] = {
         "store": False,
         "previous_response_id": None,
     },
+    "/v1/responses/input_tokens": {
+        "input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "HI"}],
+        "instructions": "BE",
+        "previous_response_id": None,
+    },
     "/v1/embeddings": {"model": MODEL, "input": ["HI"], "encoding_format": "base64", "dimensions": 3},
     "/pooling": {"model": MODEL, "input": ["HI"], "task": "embed"},
     "/score": {"model": MODEL, "text_1": "HI", "text_2": ["HA"]},
     "/rerank": {"model": MODEL, "query": "HI", "documents": [{"text": "HA"}], "top_n": 1},
-    "/tokenize": {"prompt": "HI", "return_token_strs": True},
+    "/tokenize": {"prompt": "HI", "return_token_strs": True, "add_special_tokens": False},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
 NONSENSE: list[Any] = [

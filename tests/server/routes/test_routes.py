@@ -11,14 +11,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from trio.testing import MockClock
 
-from tests.actors.harness import STEP_S, FakeExecutor
-from tests.server.routes.harness import HELLO, MODEL, Scene, serving
+from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
+from tests.server.routes.harness import HELLO, MODEL, ChatTokenizer, Scene, serving
 from tests.source_tree import ROOT, SRC
 from triolet import SamplingParams
 from triolet.config.server import GatewayConfig
@@ -26,9 +27,11 @@ from triolet.core.request import structured_outputs
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
 from triolet.engine import weights
 from triolet.errors import ConfigError, ModelFileError
+from triolet.server import create_app
 from triolet.server.routes import page
 from triolet.server.routes.page import FILES
 from triolet.server.routes.tokenize import TokenizeRequest
@@ -44,13 +47,6 @@ async def test_the_model_is_listed_with_its_longest_sequence() -> None:
         assert card["thinking_switch"] is None
         assert (await scene.get(f"/v1/models/{MODEL}")).json == card
         assert (await scene.get("/v1/models/a/b")).error == (404, "model_not_found", "model")
-
-
-async def test_a_model_answers_to_its_path_too() -> None:
-    async with serving(model="some/where", served_model_name="short") as scene:
-        names = [card["id"] for card in (await scene.get("/v1/models")).json["data"]]
-        assert names == ["short", "some/where"]
-        assert (await scene.get("/v1/models/some/where")).json["root"] == "short"
 
 
 FIRST_REQUESTS = """
@@ -96,13 +92,43 @@ async def test_tokens_of_a_prompt_and_back() -> None:
         assert (await scene.post("/detokenize", {"tokens": [7, 4]})).json == {"prompt": "HE"}
 
 
-@pytest.mark.parametrize("name", ["compact", "input_tokens"])
-async def test_an_operation_of_openai_that_is_not_offered_is_no_id_of_a_response(name: str) -> None:
+class BeginningTokenizer(ChatTokenizer):
+    """Puts Z before a text, and before a chat where that is asked for."""
+
+    def tokenize(self, message: Tokenize) -> Tokenized:
+        tokenized = super().tokenize(message)
+        prompt = message.prompt
+        adds = message.add_special_tokens if isinstance(prompt, str) else prompt.add_special_tokens  # type: ignore[union-attr]
+        return attrs.evolve(tokenized, token_ids=(25, *tokenized.token_ids)) if adds else tokenized
+
+
+@pytest.mark.parametrize(("value", "of_text", "of_chat"), [(None, 3, 2), (True, 3, 3), (False, 2, 2)])
+async def test_special_tokens_are_added_to_a_text_unless_not_wanted_and_to_a_chat_if_wanted(
+    value: bool | None, of_text: int, of_chat: int, autojump_clock: MockClock
+) -> None:
+    said = {"add_special_tokens": value, "max_tokens": 1}
+    chat = {"messages": [{"role": "user", "content": "HI"}]}
+    async with fake_engine(tokenizer=BeginningTokenizer()) as engine:
+        scene = Scene(engine, create_app(engine), None)
+        assert (await scene.post("/tokenize", {"prompt": "HI", **said})).json["count"] == of_text
+        assert (await scene.post("/tokenize", {**chat, **said})).json["count"] == of_chat
+        for path, prompt, num_tokens in (
+            ("/v1/completions", {"prompt": "HI"}, of_text),
+            ("/v1/completions", {"prompt": ["HI", "HI"]}, 2 * of_text),
+            ("/v1/completions", {"prompt": [7, 8]}, 2),
+            ("/v1/chat/completions", chat, of_chat),
+        ):
+            answer = await scene.post(path, {**prompt, **said})
+            assert answer.json["usage"]["prompt_tokens"] == num_tokens
+
+
+async def test_an_operation_of_openai_that_is_not_offered_is_no_id_of_a_response() -> None:
+    path = f"{RESPONSES}/compact"
     async with serving() as scene:
-        answer = await scene.post(f"{RESPONSES}/{name}", {"model": MODEL, "input": "A"})
+        answer = await scene.post(path, {"model": MODEL, "input": "A"})
         assert answer.error[:2] == (404, "not_found")
-        assert answer.json["error"]["message"] == f"/v1/responses/{name} is not offered by this server."
-        assert (await scene.get(f"{RESPONSES}/{name}")).error[:2] == (404, "response_not_found")
+        assert answer.json["error"]["message"] == f"{path} is not offered by this server."
+        assert (await scene.get(path)).error[:2] == (404, "response_not_found")
 
 
 async def test_tools_are_tokenized_as_chat_completions_shows_them_to_the_template() -> None:
@@ -123,11 +149,7 @@ async def test_tools_are_tokenized_as_chat_completions_shows_them_to_the_templat
             {"prompt": "A", "messages": HELLO["messages"]},
             (400, "missing_required_parameter", "prompt or messages"),
         ),
-        (
-            "/tokenize",
-            {"prompt": "A", "add_special_tokens": False},
-            (400, "unsupported_parameter", "add_special_tokens"),
-        ),
+        ("/tokenize", {"prompt": "A", "add_special_tokens": 0}, (400, "invalid_value", "add_special_tokens")),
         (
             "/tokenize",
             {"messages": HELLO["messages"], "tools": [{"zz": [1]}]},

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor
 from tests.server.routes.harness import HELLO, serving
+from tests.source_tree import ROOT
 from triolet.config.server import GatewayConfig
 from triolet.core.worker_call import WorkerCall, WorkerOutcome
 
@@ -110,7 +111,7 @@ GET /ping /load /health /metrics /version /v1/models /is_sleeping /is_paused /we
 POST /ping /sleep /wake_up /pause /resume /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /collective_rpc
 POST /score /v1/score /rerank /v1/rerank /v2/rerank /classify /pooling /v1/embeddings /tokenize /detokenize
 POST /start_profile /stop_profile /v1/load_lora_adapter /v1/unload_lora_adapter /update_weights_from_disk
-POST /v1/chat/completions /v1/completions /v1/responses
+POST /v1/chat/completions /v1/completions /v1/responses /v1/responses/input_tokens
 """
 
 
@@ -126,3 +127,20 @@ async def test_every_route_that_programs_for_vllm_call_is_there(
                 answer = await scene.call(method, path, None if method == "GET" else {}).run()
                 # without a body most are 400: that they answer is what is held here
                 assert answer.status not in (404, 405, 500), (method, path)
+
+
+NOT_THERE = """
+POST /v1/messages /invocations /inference/v1/generate /v1/chat/completions/render /v1/audio/transcriptions
+POST /abort_requests
+GET /tokenizer_info /server_info /docs
+"""
+
+
+async def test_routes_of_vllm_that_are_said_to_be_missing_are_not_found(autojump_clock: MockClock) -> None:
+    said = (ROOT / "docs" / "coming-from-vllm.md").read_text(encoding="utf-8")
+    async with serving() as scene:
+        for line in NOT_THERE.strip().split("\n"):
+            method, *paths = line.split()
+            for path in paths:
+                assert f"`{path}`" in said
+                assert (await scene.call(method, path, {}).run()).error[:2] == (404, "not_found")

@@ -104,6 +104,7 @@ class ParsedPrompt:
     # A prompt that came as text or as chat messages, and must be tokenised.
     content: str | Sequence[Mapping[str, Any]] | ChatPrompt | TextPair | None = None
     text: str | None = None  # the text that came with the ids; shown to the caller, and not checked
+    add_special_tokens: bool = True  # False to leave out the special tokens around a text; see `Tokenize`
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
@@ -122,8 +123,14 @@ def parse_prompt(prompt: object) -> ParsedPrompt:
             _refuse_keys(others)
             return ParsedPrompt(content=TextPair(text, pair))
         case {"prompt": str(text), **others}:
+            adds = others.pop("add_special_tokens", None)
             _refuse_keys(others)
-            return ParsedPrompt(content=text)
+            if not isinstance(adds, bool | None):
+                field = "add_special_tokens"
+                raise InvalidPrompt(
+                    f"{field} must be true or false; got {shown(adds)}", field=field, got=adds
+                )
+            return ParsedPrompt(content=text, add_special_tokens=adds is not False)
         case [Mapping(), *_]:
             return ParsedPrompt(content=cast("Sequence[Mapping[str, Any]]", prompt))
         case {"messages": _}:

@@ -203,7 +203,7 @@ class RequestBuilder:
         Raises:
             InvalidRequest: the model cannot serve it.
         """
-        info, content = self._info, prompt.content
+        info, content, adds = self._info, prompt.content, prompt.add_special_tokens
         assert info.pooling is not None
         empty: str | ChatPrompt = ""
         if isinstance(content, str) and params.task in (EMBED, TOKEN_EMBED):
@@ -211,7 +211,7 @@ class RequestBuilder:
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            tokenized = yield from self._encoded(Tokenize(content))
+            tokenized = yield from self._encoded(Tokenize(content, add_special_tokens=adds))
         most = info.max_model_len if most_tokens == -1 else most_tokens
         if most is not None and (num_cut := len(tokenized.token_ids) - most) > 0 and keeps_end:
             # The second text of a pair moves with the tokens.
@@ -224,7 +224,7 @@ class RequestBuilder:
             kept: tuple[int, ...] = ()
             if prompt.token_ids is None:
                 # The tokens that stand after every text stay: the last one is what LAST pooling takes.
-                around = (yield from self._encoded(Tokenize(empty))).token_ids
+                around = (yield from self._encoded(Tokenize(empty, add_special_tokens=adds))).token_ids
                 kept = _common_ending(around, tokenized.token_ids)
             cut = tokenized.token_ids[: max(0, most - len(kept))] + kept[len(kept) - min(most, len(kept)) :]
             tokenized = attrs.evolve(tokenized, token_ids=cut)
@@ -251,7 +251,9 @@ class RequestBuilder:
         if prompt.token_ids is not None and not params.bad_words:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            tokenized = yield from self._encoded(Tokenize(prompt.content, params.bad_words))
+            tokenized = yield from self._encoded(
+                Tokenize(prompt.content, params.bad_words, add_special_tokens=prompt.add_special_tokens)
+            )
             if prompt.token_ids is not None:
                 tokenized = attrs.evolve(tokenized, text=prompt.text, token_ids=prompt.token_ids)
         info, token_ids = self._info, tokenized.token_ids

@@ -53,6 +53,8 @@ class Tokenize:
     prompt: str | Sequence[Mapping[str, Any]] | ChatPrompt | TextPair | None
     bad_words: tuple[str, ...] = ()  # texts to encode in the forms that a bad word may take
     marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
+    # False to leave out the special tokens that the tokenizer puts around a text; a chat says it in `ChatPrompt`.
+    add_special_tokens: bool = True
 
 
 @attrs.frozen

@@ -197,7 +197,7 @@ class TextTokenizer:
         return template
 
     def tokenize(self, message: Tokenize) -> Tokenized:
-        """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model."""
+        """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model by default."""
         token_type_start: int | None = None
         special = self.special_texts
         match message.prompt:
@@ -206,7 +206,7 @@ class TextTokenizer:
             case str(text):
                 _check_unicode("prompt", text)
                 marked = MarkedText(text) if special is None else special.mark_text(text)
-                token_ids = self._encode_marked(marked, add_special_tokens=True)
+                token_ids = self._encode_marked(marked, add_special_tokens=message.add_special_tokens)
             case TextPair():
                 text, token_ids, token_type_start = self._joined(message.prompt)
             case messages:

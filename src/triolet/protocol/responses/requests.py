@@ -80,8 +80,8 @@ class CreateResponse(OffersTools):
     this server's own, most of them with vLLM's names.
     """
 
-    model: str  # name of the model
     input: Input  # new items of the conversation
+    model: str = ""  # name of the model; empty for the first one of the server
     instructions: str | None = None  # system message before the conversation; not inherited by later turns
     max_tool_calls: int | None = None
     include: tuple[str, ...] = ()
@@ -349,7 +349,7 @@ def read_event(
             check_stream_id(body.stream_id)
         planned = None
         if isinstance(body, CreateResponse):
-            if not serves(body.model):
+            if body.model and not serves(body.model):
                 raise model_not_found(body.model)
             planned = plan_of(body)
     except WireError as error:

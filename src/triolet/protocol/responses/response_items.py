@@ -132,20 +132,39 @@ class Reasoning:
         return []
 
 
-Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning
+@attrs.frozen(kw_only=True)
+class ItemReference:
+    """Reference to an item of a stored response; `store.with_items` puts that in its place."""
+
+    id: str
+
+    def messages(self) -> list[Message]:
+        raise AssertionError("references are looked up before a chat is made of an input")
+
+
+Item = MessageItem | FunctionCall | FunctionCallOutput | Reasoning | ItemReference
 
 _ITEM_KINDS: Mapping[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
     "reasoning": Reasoning,
+    "item_reference": ItemReference,
 }
 
 
-def _item(value: Any, _: Any) -> Item:
+def is_reference(item: Mapping[str, Any]) -> bool:
+    """Return True for an input item that only refers to a stored one, before it is structured."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= {"type", "id"})
+
+
+def item_of(value: Any, _: Any = None) -> Item:
+    """Structure one item."""
     if not isinstance(value, dict):
         raise Wrong("an object", value)
-    kind = value.get("type") or "message"
+    # OpenAI lets the type of both be left out.
+    kind = value.get("type") or ("item_reference" if is_reference(value) else "message")
     if not isinstance(kind, str) or kind not in _ITEM_KINDS:
         raise Wrong("an item of type " + ", ".join(_ITEM_KINDS), kind, code="unsupported_parameter")
     item: Item = CONVERTER.structure(value, _ITEM_KINDS[kind])
@@ -209,7 +228,7 @@ def check_calls_of_outputs(before: Sequence[Message], new: Sequence[Message]) ->
 CONVERTER.register_structure_hook(ContentPart, ContentPart.of)
 CONVERTER.register_structure_hook(Content, Content.of)
 CONVERTER.register_structure_hook(Input, Input.of)
-CONVERTER.register_structure_hook_func(lambda kind: kind == Item, _item)
+CONVERTER.register_structure_hook_func(lambda kind: kind == Item, item_of)
 
 
 @attrs.frozen(kw_only=True)

@@ -49,7 +49,13 @@ from triolet.protocol.responses.requests import (
 )
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message, NewId, check_calls_of_outputs
-from triolet.protocol.responses.store import ResponseStore, StoreBudget, previous_messages, prompt_of
+from triolet.protocol.responses.store import (
+    ResponseStore,
+    StoreBudget,
+    previous_messages,
+    prompt_of,
+    with_items,
+)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -271,7 +277,7 @@ class ResponsesContext:
         # Once per request, because a client may send hundreds of tools, and a plan reads them all.
         tools = request.plan(self.tool_parser, self.reasoning_parser, self.tokenizer)
         # Its name has been checked: one that is not the model's is an adapter's.
-        adapter = None if request.model in self.models else request.model
+        adapter = None if not request.model or request.model in self.models else request.model
         return SamplingPlan(
             request.sampling_params(self.defaults, tools), tools, adapter or self.models[0], adapter
         )
@@ -527,6 +533,7 @@ class Session:
             self._context.access.check_priority(self._owner, request.priority)
         stores = (self._local, self._context.store)
         before = previous_messages(request.previous_response_id, self._owner, *stores)
+        request = turn.request = attrs.evolve(request, input=with_items(request.input, self._owner, *stores))
         turn.answer = self._context.answer(request, planned, before, now)
         turn.messages = prompt_of(request.instructions, turn.answer.chat)
 

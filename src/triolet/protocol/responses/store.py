@@ -13,18 +13,23 @@ from typing import Any, Final, Self
 
 import attrs
 
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.json.encoding import EncodedList, encode
-from triolet.protocol.responses.response_items import Message
+from triolet.protocol.responses.input_items_page import input_items
+from triolet.protocol.responses.response_items import Input, Item, ItemReference, Message, item_of
 
 BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted
 BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in a dict or list
 BYTES_PER_CHARACTER = 2  # between 1 (Latin) and 4 (emoji)
 BYTES_PER_LOGPROB = 512  # of a token with its text, bytes and log-probability
+BYTES_PER_ITEM = 256  # of the id of an output item, and its place in the index
 BYTES_PER_TOOL = 512  # of the copy of a tool in one response object; its schema is shared
 # Estimated memory up to which a response is kept as JSON: packing it takes the event loop some 0.1 ms. A longer
 # one is a few long texts, for the most part, which are blocks of their own.
 MAX_PACKED_BYTES: Final = 2**15
+# Items that one input may refer to: the response of each may have to be unpacked.
+MAX_REFERENCES: Final = 512
+MAX_REFERENCED_BYTES: Final = 2**24  # of their chat messages, estimated: a few bytes of a body stand for each
 
 
 def size_of(value: Any) -> int:
@@ -67,6 +72,7 @@ class StoredResponse:
     num_input: int  # number of input messages; the others are the answer
     owner: str | None  # name of the key that it belongs to; None where there are no keys
     num_bytes: int  # estimated memory; messages that the turns of a chat share are counted for each turn
+    item_ids: tuple[str, ...]  # of its output
     _content: dict[str, Any] | bytes  # response and messages; or JSON of that
 
     @classmethod
@@ -93,6 +99,7 @@ class StoredResponse:
             num_input=num_input,
             owner=owner,
             num_bytes=num_bytes,
+            item_ids=tuple(item["id"] for item in response["output"] if "id" in item),
             content=encode(content).encode() if num_bytes <= MAX_PACKED_BYTES else content,
         )
 
@@ -106,6 +113,12 @@ class StoredResponse:
     def messages(self) -> tuple[Message, ...]:
         """Return the whole chat, as `of` takes it."""
         return tuple(self._unpacked()["messages"])
+
+    def items(self) -> dict[str, dict[str, Any]]:
+        """Return the items of its output and of its input, by id."""
+        content = self._unpacked()
+        listed = input_items(self.id, content["messages"][: self.num_input])
+        return {item["id"]: item for item in (*listed, *content["response"]["output"]) if "id" in item}
 
     def _unpacked(self) -> dict[str, Any]:
         content = self._content
@@ -122,6 +135,7 @@ def _size_of_response(response: Mapping[str, Any], messages: Sequence[Message]) 
         BYTES_PER_RESPONSE
         + size_of(echoed)
         + size_of_chat(messages)
+        + BYTES_PER_ITEM * len(response["output"])
         + num_positions * BYTES_PER_LOGPROB * (1 + num_top)
     )
 
@@ -148,6 +162,7 @@ class ResponseStore:
     shared: StoreBudget | None = None
     num_bytes: int = attrs.field(default=0, init=False)
     _owner_of: dict[str, str | None] = attrs.field(factory=dict, init=False)
+    _response_of: dict[str, str] = attrs.field(factory=dict, init=False)  # by id of an output item
     _by_owner: dict[str | None, OrderedDict[str, StoredResponse]] = attrs.field(factory=dict, init=False)
     _bytes_by_owner: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
@@ -158,6 +173,7 @@ class ResponseStore:
         """Store a response; older ones may be evicted for it."""
         self._drop(stored.id)
         self._owner_of[stored.id] = stored.owner
+        self._response_of.update(dict.fromkeys(stored.item_ids, stored.id))
         self._by_owner.setdefault(stored.owner, OrderedDict())[stored.id] = stored
         self._count(stored, 1)
         while len(self) > self.max_responses:
@@ -180,6 +196,14 @@ class ResponseStore:
         owned.move_to_end(response_id)
         return owned[response_id]
 
+    def response_with(self, item_id: str, owner: str | None = None) -> StoredResponse | None:
+        """Return the response that an item belongs to, if it belongs to this owner."""
+        if (response_id := self._response_of.get(item_id)) is None:
+            # The id of an input item is made of that of its response, see `input_items`.
+            _, _, rest = item_id.partition("_")
+            response_id = f"resp_{rest.rpartition('_')[0]}"
+        return self.get(response_id, owner)
+
     def delete(self, response_id: str, owner: str | None = None) -> bool:
         """Delete a response; return whether there was one."""
         if self.get(response_id, owner) is None:
@@ -196,7 +220,10 @@ class ResponseStore:
         if response_id not in self._owner_of:
             return
         owner = self._owner_of.pop(response_id)
-        self._count(self._by_owner[owner].pop(response_id), -1)
+        dropped = self._by_owner[owner].pop(response_id)
+        for item_id in dropped.item_ids:
+            self._response_of.pop(item_id, None)
+        self._count(dropped, -1)
         if not self._by_owner[owner]:
             del self._by_owner[owner], self._bytes_by_owner[owner]
 
@@ -230,6 +257,55 @@ def previous_messages(
         code="previous_response_not_found",
         param="previous_response_id",
     )
+
+
+def with_items(given: Input, owner: str | None, *stores: ResponseStore) -> Input:
+    """Return an input with stored items in place of the references to them.
+
+    Args:
+        given: as the client wrote it.
+        owner: name of the key that the items' responses must belong to.
+        *stores: are searched in this order.
+    Raises:
+        WireError: 404, there is no such item; or there are too many references, or two to one item.
+    """
+    ids = [item.id for item in given.items if isinstance(item, ItemReference)]
+    if not ids:
+        return given
+    if len(ids) > MAX_REFERENCES:
+        raise wrong("input", f"of at most {MAX_REFERENCES} items of type item_reference", len(ids))
+    if len(set(ids)) < len(ids):
+        twice = next(one for place, one in enumerate(ids) if one in ids[:place])[:80]
+        raise WireError(
+            f"Duplicate item found with id {twice}. Remove duplicate items from your input and try again.",
+            code="invalid_value",
+            param="input",
+        )
+    found = _stored_items(ids, owner, stores)
+    if sum(size_of_chat(item.messages()) for item in found.values()) > MAX_REFERENCED_BYTES:
+        raise wrong("input", f"of items whose texts take at most {MAX_REFERENCED_BYTES} bytes", len(ids))
+    return Input(tuple(found[item.id] if isinstance(item, ItemReference) else item for item in given.items))
+
+
+def _stored_items(ids: Sequence[str], owner: str | None, stores: Sequence[ResponseStore]) -> dict[str, Item]:
+    unpacked: dict[str, dict[str, dict[str, Any]]] = {}  # items by the id of their response
+    found: dict[str, Item] = {}
+    for item_id in ids:
+        holders = (store.response_with(item_id, owner) for store in stores)
+        stored = next((one for one in holders if one is not None), None)
+        if stored is not None and stored.id not in unpacked:
+            unpacked[stored.id] = stored.items()
+        item = None if stored is None else unpacked[stored.id].get(item_id)
+        if item is None:
+            raise WireError(
+                f"Item with id '{item_id[:80]}' not found. Items are kept as long as their response is, and not "
+                "where `store` is false: remove it from your input, or send the item itself.",
+                code="item_not_found",
+                status=404,
+                param="input",
+            )
+        found[item_id] = item_of(item)
+    return found
 
 
 def prompt_of(instructions: str | None, chat: Sequence[Message]) -> list[Message]:

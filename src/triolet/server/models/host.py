@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -177,6 +179,7 @@ class ModelHost:
         }
         if engine is not None:
             facts |= {
+                "root": root_of(engine),
                 "max_model_len": engine.max_model_len,
                 "tasks": engine.model_info.tasks,
                 "thinking_switch": thinking_switch_of(engine.tokenizer),
@@ -329,6 +332,14 @@ async def _until_left(model: HostedModel, engine: Engine) -> None:
             engine.check_health()
 
 
+def root_of(engine: Engine) -> str:
+    """Return the hub id of an engine's model, or its name where it lies in a folder, whose path is not shown."""
+    name, model = engine.config.model_name, engine.config.model
+    if model is None or Path(os.path.expanduser(model)) == Path(engine.model_info.folder):
+        return name
+    return model
+
+
 def check_adapter_names(first: EngineConfig, models: Mapping[str, FurtherModel]) -> None:
     """Check that each adapter that a server loads has a name of its own.
 
@@ -339,7 +350,7 @@ def check_adapter_names(first: EngineConfig, models: Mapping[str, FurtherModel])
         ConfigError: a model or another adapter has the name.
     """
     configs = (first, *(model.config for model in models.values()))
-    taken = {first.model_name, first.model, *models}
+    taken = {*first.model_names, *models}
     for config in configs:
         for name, field, entry in configured_adapters(config):
             if name in taken:

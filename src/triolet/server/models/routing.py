@@ -24,6 +24,7 @@ MODEL_PATHS = frozenset(
         "/tokenize",
         "/detokenize",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",

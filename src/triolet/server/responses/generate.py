@@ -152,7 +152,7 @@ def responses_context(
         find_resumable: finds a resumable response by id and owner.
     """
     return ResponsesContext(
-        models=_names(engine),
+        models=engine.config.model_names,
         adapter_names=lambda: adapter_names(engine),
         access=access_to(engine, config),
         defaults=engine.default_sampling_params(),
@@ -181,11 +181,6 @@ def access_to(engine: Engine, config: GatewayConfig) -> Access:
         allowed_origins=config.allowed_origins,
         allowed_hosts=config.allowed_hosts,
     )
-
-
-def _names(engine: Engine) -> tuple[str, ...]:
-    # The model is also served under the path or hub id that it was loaded by.
-    return tuple(dict.fromkeys(filter(None, (engine.model_name, engine.config.model))))
 
 
 def adapter_names(engine: Engine) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ from triolet.server.routes.responses import (
     no_websocket,
     responses,
 )
-from triolet.server.routes.tokenize import detokenize, tokenize
+from triolet.server.routes.tokenize import detokenize, input_tokens, tokenize
 from triolet.server.transport.input_limits import input_budget
 
 
@@ -143,7 +143,7 @@ def create_app(
             Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/responses", no_websocket, methods=["GET"]),
             Route("/v1/responses/compact", no_such_operation, methods=["POST"]),
-            Route("/v1/responses/input_tokens", no_such_operation, methods=["POST"]),
+            Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
             Route("/v1/responses/{id}", get_response, methods=["GET"]),
             Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),

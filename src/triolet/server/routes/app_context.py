@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -19,6 +19,7 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import model_not_found, wrong
 from triolet.protocol.generation import GenerationRequest
 from triolet.protocol.pooling import PooledRequest
+from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.session import ResponsesContext
 from triolet.server.responses.generate import (
     ActiveResponses,
@@ -30,6 +31,8 @@ from triolet.server.responses.service import ResponsesService
 from triolet.server.transport.client_stream import InputBudget
 
 TIMEOUT_HEADER = "x-request-timeout"
+
+NamesModel = TypeVar("NamesModel", bound=GenerationRequest | PooledRequest | CreateResponse)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -81,6 +84,17 @@ class AppContext:
         adapters = self.responses_context.adapter_names if takes_adapters else tuple
         if name not in self.model_names and name not in adapters():
             raise model_not_found(name)
+
+    def named(self, body: NamesModel) -> NamesModel:
+        """Return a body with the name of its model or adapter: the server's first one where the client names none.
+
+        Raises:
+            WireError: no model or adapter of that name is served.
+        """
+        if not body.model:
+            return attrs.evolve(body, model=self.model_names[0])
+        self.check_model(body.model, takes_adapters=True)
+        return body
 
     def adapter_argument(self, name: str) -> dict[str, Any]:
         """Return the argument of `Engine.generate` for the adapter of a name; none if it is the model's.

@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
     body, plan, params = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     if engine.reasoning_parser is not None:  # reasoning tokens can only be counted as they come
         params = attrs.evolve(params, output_kind=RequestOutputKind.DELTA)
     return await _ChatCompletion.for_request(request, context, body, params, plan=plan).response(request)
@@ -48,6 +48,9 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
     ID_PREFIX = "chatcmpl"
 
     plan: ToolPlan = attrs.field(kw_only=True)
+    prompt_ids: dict[str, list[int]] = attrs.field(
+        factory=dict, init=False
+    )  # part of the answer, if asked for
 
     async def complete(self) -> dict[str, Any]:
         choices: list[ChatChoice] = []
@@ -57,7 +60,8 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
                 self._add(choices, output)
         whole = [choice.whole() for choice in choices]
         self.check_whole(whole)
-        return chat_completion(**self.frame, choices=whole, usage=self._usage(choices))
+        answer = chat_completion(**self.frame, choices=whole, usage=self._usage(choices))
+        return {**answer, **self.prompt_ids}
 
     async def stream(self, events: EventSender) -> None:
         choices: list[ChatChoice] = []
@@ -69,7 +73,8 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
                 if not choices:
                     choices = self._choices(output)
                     begun = [choice.begin() for choice in choices]
-                    await events.send(self._chunk(begun, self._usage_so_far(choices)))
+                    first = self._chunk(begun, self._usage_so_far(choices))
+                    await events.send({**first, **self.prompt_ids})
                 for piece in self._add(choices, output):
                     await events.send(self._chunk([piece], self._usage_so_far(choices)))
         if self.body.includes_usage:
@@ -88,6 +93,8 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
 
     def _choices(self, output: RequestOutput) -> list[ChatChoice]:
         self.usage.add_prompt(output)
+        if self.body.return_token_ids:
+            self.prompt_ids = {"prompt_token_ids": list(output.prompt_token_ids)}
         num_top = self.body.num_top
         new_id = id_maker(self.context.engine.tool_parser)
         return [
@@ -97,6 +104,8 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
                 num_top=num_top,
                 new_id=new_id,
                 includes_reasoning=self.body.include_reasoning,
+                includes_token_ids=self.body.return_token_ids,
+                shows_ids=self.body.return_tokens_as_token_ids,
             )
             for index in range(self.body.n)
         ]

@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
 
     # Forms of structured outputs may be long, and are checked where the body is parsed.
     body, params = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     return await _Completion.for_request(request, context, body, params).response(request)
 
 
@@ -77,7 +77,7 @@ class _Completion(GenerationHandler[CompletionRequest]):
         generate = self.context.engine.generate
         return [
             await stack.enter_async_context(generate(prompt, self.params, **self.arguments))
-            for prompt in self.body.prompt.prompts
+            for prompt in self.body.engine_prompts
         ]
 
     async def _send_all(self, events: EventSender, streams: list[TokenStream]) -> None:
@@ -123,7 +123,12 @@ class _Completion(GenerationHandler[CompletionRequest]):
             echo = Echo.of(output, self._decode) if self.body.echo else Echo()
             for index in range(place * n, place * n + n):
                 self.choices[index] = TextChoice(
-                    index=index, num_top=self.body.num_top, echo=echo, generates=self.body.generates
+                    index=index,
+                    num_top=self.body.num_top,
+                    echo=echo,
+                    generates=self.body.generates,
+                    shows_ids=self.body.return_tokens_as_token_ids,
+                    prompt_token_ids=output.prompt_token_ids if self.body.return_token_ids else None,
                 )
         if self.body.generates:
             self.usage.add(output)

@@ -24,6 +24,7 @@ from triolet.errors import EngineDead, EngineUnhealthy, ModelError, TrioletError
 from triolet.observability.prometheus import CONTENT_TYPE
 from triolet.protocol.errors import WireError, model_not_found, wrong
 from triolet.protocol.responses.session import shutting_down
+from triolet.server.models.host import root_of
 from triolet.server.responses.generate import adapter_argument
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import read_json
@@ -443,7 +444,7 @@ def _card(context: AppContext, name: str) -> dict[str, Any]:
         # Clients require it; when the model was made is not known.
         "created": context.began_at,
         "owned_by": "triolet",
-        "root": context.engine.model_name,
+        "root": root_of(context.engine),
         "parent": None,
         "max_model_len": context.engine.max_model_len,
         "tasks": context.engine.model_info.tasks,

@@ -20,7 +20,7 @@ from triolet.protocol.responses.requests import CreateResponse, ResumeResponse, 
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
 from triolet.protocol.responses.response_items import Message
 from triolet.protocol.responses.session import Turn, shutting_down
-from triolet.protocol.responses.store import previous_messages, prompt_of
+from triolet.protocol.responses.store import previous_messages, prompt_of, with_items
 from triolet.server.routes.app_context import AppContext, context_of, deadline_of, owner_of
 from triolet.server.routes.errors import error_response, log_failure
 from triolet.server.routes.request_body import cancel_on_disconnect, read_json
@@ -42,7 +42,7 @@ async def responses(request: Request) -> Response:
 
     # A plan reads all tools and forms, so that of a long body is made where the body is parsed.
     body, planned = await read_json(request, planned_body)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(body)
     if body.triolet_events and not body.stream:
         raise wrong("triolet_events", "left out where stream is false", True)
     if body.resumable and context.gateway is None:
@@ -51,7 +51,9 @@ async def responses(request: Request) -> Response:
         body = attrs.evolve(body, timeout=deadline_s - trio.current_time())
     context.access.check_priority(owner, body.priority)
     body = body.traced_by(pick_trace_headers(request.headers))
-    before = previous_messages(body.previous_response_id, owner, context.responses_context.store)
+    store = context.responses_context.store
+    before = previous_messages(body.previous_response_id, owner, store)
+    body = attrs.evolve(body, input=with_items(body.input, owner, store))
     answer = context.responses_context.answer(body, planned, before, int(time.time()))
     run = _Run(context, owner, answer, prompt_of(body.instructions, answer.chat))
     if body.stream:

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, after vLLM's."""
+"""`POST /tokenize` and `/detokenize`, after vLLM's, and OpenAI's `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triolet.core.recovery.supervision import typed_shortages
-from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.prompt import ChatPrompt, parse_prompt
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
+from triolet.core.tools.answer import thinking_switch_of
 from triolet.core.tools.choice import FunctionTool, parse_tools
 from triolet.errors import InvalidRequest
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
 from triolet.protocol.json.encoding import encode_long
 from triolet.protocol.json.structuring import structure
-from triolet.server.routes.app_context import AppContext, context_of
+from triolet.protocol.responses.requests import CreateResponse, SamplingPlan
+from triolet.protocol.responses.response_items import check_calls_of_outputs
+from triolet.protocol.responses.store import previous_messages, prompt_of, with_items
+from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import read_json
 
 MAX_THREADS = 2  # of one app, so that any number of requests leaves processor time to the engine
@@ -41,6 +45,8 @@ class TokenizeRequest:
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # Whether the special tokens that the tokenizer puts around a text are added: by default to a text, and not to a
+    # chat, whose template writes them.
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -49,10 +55,7 @@ class TokenizeRequest:
         for name, harmless in _NOT_OFFERED.items():
             if payload.get(name) not in (None, harmless):
                 raise unsupported(name, f"{name} is not supported by this server")
-        request = structure(payload, cls)
-        if request.prompt is not None and request.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "add_special_tokens must be true beside a prompt")
-        return request
+        return structure(payload, cls)
 
     def content(self) -> str | ChatPrompt:
         """Return the text or chat to tokenize.
@@ -93,9 +96,9 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     tokenizer = _tokenizer(context, body.model)
-    content = body.content()
+    message = Tokenize(body.content(), add_special_tokens=body.add_special_tokens is not False)
     try:
-        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
+        tokenized = await _in_thread(partial(tokenizer.tokenize, message))
     except Exception as error:
         said = of_exception(error)
         # The engine names its own field for both.
@@ -110,6 +113,33 @@ async def tokenize(request: Request) -> Response:
     if body.return_token_strs:
         answer["token_strs"] = await _in_thread(partial(_strings, tokenizer, tokenized.token_ids))
     return await _json_response(answer)
+
+
+async def input_tokens(request: Request) -> Response:
+    """Answer how many tokens the prompt of a response would have."""
+    context, owner = context_of(request), owner_of(request)
+
+    def planned_body(payload: dict[str, Any]) -> tuple[CreateResponse, SamplingPlan]:
+        given = payload.get("input")
+        body = CreateResponse.of({**payload, "input": [] if given is None else given})
+        return body, context.responses_context.planned(body)
+
+    body, planned = await read_json(request, planned_body)
+    body = context.named(body)
+    store = context.responses_context.store
+    before = previous_messages(body.previous_response_id, owner, store)
+    new = with_items(body.input, owner, store).messages()
+    check_calls_of_outputs(before, new)
+    tokenizer = _tokenizer(context, None)
+    prompt = body.prompt(
+        prompt_of(body.instructions, (*before, *new)), planned.tools, thinking_switch_of(tokenizer)
+    )
+    try:
+        content = parse_prompt(prompt).content
+        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
+    except InvalidRequest as error:
+        raise body.refusal(error) from error
+    return await _json_response({"object": "response.input_tokens", "input_tokens": len(tokenized.token_ids)})
 
 
 async def detokenize(request: Request) -> Response:

@@ -21,16 +21,14 @@ from triolet.server.routes.request_body import cancel_on_disconnect, read_json
 async def embeddings(request: Request) -> Response:
     """Answer the embedding of each input."""
     context = context_of(request)
-    body = await read_json(request, EmbeddingsRequest.of)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(await read_json(request, EmbeddingsRequest.of))
     return JSONResponse(body.answer(await pooled(request, context, body, body.params(), body.prompts)))
 
 
 async def classify(request: Request) -> Response:
     """Answer the scores of the classes for each input."""
     context = context_of(request)
-    body = await read_json(request, ClassifyRequest.of)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(await read_json(request, ClassifyRequest.of))
     outputs = await pooled(request, context, body, body.params(), body.input.prompts)
     info = context.engine.model_info.pooling
     assert info is not None, "the engine has classified"
@@ -40,8 +38,7 @@ async def classify(request: Request) -> Response:
 async def pooling(request: Request) -> Response:
     """Answer the result of a task for each input."""
     context = context_of(request)
-    body = await read_json(request, PoolingRequest.of)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(await read_json(request, PoolingRequest.of))
     outputs = await pooled(request, context, body, body.params(), body.prompts)
     return JSONResponse(body.answer(uuid.uuid4().hex, int(time.time()), outputs))
 

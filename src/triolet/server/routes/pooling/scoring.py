@@ -20,8 +20,7 @@ from triolet.server.routes.request_body import read_json
 async def score(request: Request) -> Response:
     """Answer the scores of pairs of texts."""
     context = context_of(request)
-    body = await read_json(request, ScoreRequest.of)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(await read_json(request, ScoreRequest.of))
     scores, outputs = await _scored(request, context, body)
     return JSONResponse(body.answer(uuid.uuid4().hex, int(time.time()), scores, outputs))
 
@@ -29,8 +28,7 @@ async def score(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """Answer documents in the order of their scores for a query."""
     context = context_of(request)
-    body = await read_json(request, RerankRequest.of)
-    context.check_model(body.model, takes_adapters=True)
+    body = context.named(await read_json(request, RerankRequest.of))
     scores, outputs = await _scored(request, context, body)
     return JSONResponse(body.answer(uuid.uuid4().hex, scores, outputs))
 
