@@ -42,7 +42,7 @@ REPEATED: Final = " Given several times, as NAME=MODEL or the name of a preset, 
 NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
 # Of one model only, so that no other one of the server takes them over from the command line.
 OF_ONE_MODEL: Final = (
-    "model", "served_model_name", "tokenizer", "revision", "lora_modules", "prompt_adapters",
+    "model", "served_model_name", "tokenizer", "chat_template", "revision", "lora_modules", "prompt_adapters",
 )  # fmt: skip
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
 # In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
@@ -192,12 +192,6 @@ def named_model() -> str | None:
     params = context.params
     named: str | None = params.get("positional") or params.get("model")
     return named
-
-
-def named_template() -> str | None:
-    """Return the chat template of the command's preset; None without one."""
-    preset: Preset | None = click.get_current_context().meta.get(PRESET)
-    return None if preset is None else preset.template
 
 
 def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
@@ -371,7 +365,13 @@ def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
     environment = EngineConfig.environment_fields()
     for name in OF_ONE_MODEL:
         environment.pop(name, None)
-    fields = {**SERVER_DEFAULTS, **environment, "served_model_name": preset.name, **preset.engine, **flags}
+    fields = {
+        **SERVER_DEFAULTS,
+        **environment,
+        "served_model_name": preset.name,
+        **preset.engine_fields,
+        **flags,
+    }
     if preset.model is not None:
         fields["model"] = preset.model
     config = _blaming({**preset.engine, **flags}, lambda: EngineConfig.from_texts(fields))
@@ -390,19 +390,19 @@ def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
         click.UsageError: a setting is for a model in this process, and the command asks a server.
     """
     click.get_current_context().meta[PRESET] = preset
-    if values.get("address") is not None and (preset.engine or preset.template):
+    if values.get("address") is not None and preset.engine_fields:
         raise click.UsageError(
             f"preset {preset.name} has a template or engine fields, which are for a model in this process; with --url "
             "they have no effect"
         )
     # None would leave it to TRIOLET_MODEL, which may be what named the preset.
-    filled: dict[str, Any] = {"model": preset.model or BUILT_IN_MODEL, **preset.engine}
+    filled: dict[str, Any] = {"model": preset.model or BUILT_IN_MODEL, **preset.engine_fields}
     if "gateway" in values:  # `serve`: clients ask for the model by the name of the preset
         filled = {"served_model_name": preset.name, **filled}
-        if preset.sampling or preset.system or preset.template:
+        if preset.sampling or preset.system:
             click.echo(
-                f"triolet: warning: preset {preset.name}: system prompt, template and sampling are those of chats; "
-                "a server takes them from its clients",
+                f"triolet: warning: preset {preset.name}: system prompt and sampling are those of chats; a server "
+                "takes them from its clients",
                 err=True,
             )
     given = {name: value for name, value in values.items() if value is not None and name != "model"}
@@ -508,17 +508,6 @@ def _shown(default: object) -> str:
 
 
 # -------------------------------------------------------------------------------------------- texts
-
-
-def at_a_terminal() -> bool:
-    """Return True if stdin and stdout are a terminal that can move its cursor, as a conversation needs."""
-    closed = sys.stdin is None or sys.stdout is None
-    return (
-        not closed
-        and sys.stdin.isatty()
-        and sys.stdout.isatty()
-        and os.environ.get("TERM") not in ("dumb", "unknown")
-    )
 
 
 def text_or_stdin(text: str, flag: str) -> str:
