@@ -24,6 +24,7 @@ from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, KEY_RULE, is_key, rule_of, variable_name
 from triolet.config.server import GatewayConfig
+from triolet.config.vllm_names import flag_hint, short_flag_of
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ConfigError, InvalidParams, shown
@@ -67,7 +68,24 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """Command that lists its options under headings in `--help`."""
+    """Command that lists its options under headings in `--help`, and knows vLLM's names of them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)  # click takes them off the list
+        _check_listed(self, words)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._explained(error, words) from None
+
+    def _explained(self, error: click.NoSuchOption, words: Sequence[str]) -> click.UsageError:
+        """Return the error for an unknown option, which says what an option of vLLM's is here."""
+        known = {flag for option in self.params for flag in (*option.opts, *option.secondary_opts)}
+        flag = error.option_name
+        if not flag.startswith("--"):  # click reads `-tp` letter by letter
+            flag = next(filter(None, map(short_flag_of, words)), flag)
+        hint = flag_hint(flag, known) if "--max-model-len" in known else None
+        return error if hint is None else click.UsageError(f"no such option {flag}: {hint}", error.ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -77,6 +95,17 @@ class SectionedCommand(click.Command):
         for section in sorted(sections, key=SECTIONS.index):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
+
+
+def _check_listed(command: click.Command, words: Sequence[str]) -> None:
+    """Refuse `--lora-modules a=/x b=/y`, as vLLM has it: the second would be a model, which goes before the flag."""
+    listed = {flag for option in command.params if option.metavar == "TEXT,..." for flag in option.opts}
+    for flag, first, second in zip(words, words[1:], words[2:], strict=False):
+        if flag in listed and "=" in first and "=" in second and "-" not in (first[0], second[0]):
+            raise click.UsageError(
+                f"{flag} must be one text with commas between its values, such as {first},{second}; got a space "
+                f"before {second}"
+            )
 
 
 # ----------------------------------------------------------------------------------------- sampling

@@ -1,8 +1,13 @@
-"""vLLM's names: what its arguments are here, or why there is nothing."""
+"""vLLM's names: what its arguments and the flags of `vllm serve` are here, or why there is nothing.
+
+`triolet.compat.EngineArgs` and the hints of the command line read the same tables. A name has underscores here, as an
+argument of `EngineArgs`; the flag of that name has dashes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -105,3 +110,127 @@ ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "see `speculative_config`"),
     }
 )
+
+# Flags of `vllm serve` beside the arguments of an engine, by the fields or flags that they are here.
+_RENAMED_FLAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tool_call_parser": "tool_parser",
+        "api_key": "api_keys",
+        "ssl_certfile": "certfile",
+        "ssl_keyfile": "keyfile",
+        "disable_log_stats": "no_log_stats",
+        "worker_extension_cls": "worker_extension",
+    }
+)
+_SHORT_FLAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "-tp": "tensor_parallel_size",
+        "-pp": "pipeline_parallel_size",
+        "-dp": "data_parallel_size",
+        "-ep": "enable_expert_parallel",
+        "-q": "quantization",
+        "-asc": "api_server_count",
+        "-cc": "compilation_config",
+        "-ac": "attention_config",
+        "-O": "optimization_level",
+        "-n": "nnodes",
+        "-r": "node_rank",
+    }
+)
+_NO_LOG_OF_REQUESTS: Final = "the server writes no line for a request; GET /v1/requests has those under way"
+_NO_UVICORN: Final = "there is no uvicorn, and no access log"
+_RUNNER: Final = "--runner says it: thread, process, remote or ray"
+_NO_IMAGES: Final = "there are no inputs but texts and tokens"
+_SPECULATION: Final = "--speculative ngram with --num-speculative-tokens and --prompt-lookup-min says it"
+# What flags of `vllm serve` are here that no single flag stands for.
+_FLAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "enable_auto_tool_choice": "tool calls need no switch; leave it out",
+        "enable_chunked_prefill": "prefill is always chunked; leave it out",
+        "enable_sleep_mode": "sleep needs no switch; leave it out",
+        "enable_reasoning": "--reasoning-parser says it, by default as the chat template does",
+        "enable_prompt_tokens_details": "usage always has prompt_tokens_details; leave it out",
+        "enable_force_include_usage": "a request's stream_options.include_usage asks for it",
+        "enable_server_load_tracking": "GET /load is always there; leave it out",
+        "task": "the model's folder says what it computes; --convert embed or classify asks for more",
+        "limit_mm_per_prompt": _NO_IMAGES,
+        "hf_overrides": "of config.json only classifier_from_token can be set, with --classifier-from-token",
+        "rope_scaling": "config.json of the folder says it",
+        "rope_theta": "config.json of the folder says it",
+        "guided_decoding_backend": "one library compiles all grammars; leave it out",
+        **dict.fromkeys(
+            ("speculative_config", "speculative_model", "spec_method", "spec_model", "spec_tokens"),
+            _SPECULATION,
+        ),
+        **dict.fromkeys(("distributed_executor_backend", "worker_use_ray"), _RUNNER),
+        "config": "a preset, in a file of its own, has the settings of a model",
+        "api_server_count": "one process answers clients; --replicas computes with several",
+        "headless": "`triolet worker` computes for a server on another machine",
+        "root_path": "routes begin at /; a proxy has to take its prefix away",
+        "middleware": "there is no place for code of others in the server",
+        **dict.fromkeys(
+            ("enable_log_requests", "disable_log_requests", "enable_log_outputs"), _NO_LOG_OF_REQUESTS
+        ),
+        "max_log_len": _NO_LOG_OF_REQUESTS,
+        **dict.fromkeys(("uvicorn_log_level", "disable_uvicorn_access_log"), _NO_UVICORN),
+        "disable_access_log_for_endpoints": _NO_UVICORN,
+        "disable_fastapi_docs": "there are no such pages; leave it out",
+        "disable_frontend_multiprocessing": "--runner thread computes in the process of the server",
+        **dict.fromkeys(
+            ("allow_credentials", "allowed_methods", "allowed_headers"),
+            "--allowed-origins alone says which pages may ask",
+        ),
+        **dict.fromkeys(
+            ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
+            "TLS has --certfile and --keyfile; a proxy can do more",
+        ),
+        "response_role": "the role of answers is assistant",
+        "chat_template_content_format": "the template gets the messages as they are; leave it out",
+        "trust_request_chat_template": "a request cannot bring a template; --chat-template is the server's",
+        "default_chat_template_kwargs": "a request's chat_template_kwargs says it",
+        "return_tokens_as_token_ids": "tokens of logprobs are texts, with their bytes",
+        "exclude_tools_when_tool_choice_none": "the template gets no tools then; leave it out",
+        "tool_parser_plugin": "the formats of --tool-parser are all there are",
+        "tool_server": "tools are called by clients",
+        "enable_request_id_headers": "answers have ids of their own",
+        "enable_tokenizer_info_endpoint": "there is no such route; POST /tokenize and /detokenize are there",
+        "h11_max_incomplete_event_size": "the longest head of a request is fixed; --max-body-bytes bounds bodies",
+        "h11_max_header_count": "the longest head of a request is fixed; --max-body-bytes bounds bodies",
+    }
+)
+
+
+def flag_hint(flag: str, known: Collection[str]) -> str | None:
+    """Return what a flag of `vllm serve` is here, completing "no such option FLAG: ..."; None if vLLM has none such.
+
+    Args:
+        flag: as it was written, such as `--data-parallel-size` or `-tp`.
+        known: flags of the command, such as `--replicas`.
+    """
+    name = _SHORT_FLAGS.get(flag) or flag.lstrip("-").replace("-", "_").removeprefix("no_")
+    ours = _flag(RENAMED.get(name) or _RENAMED_FLAGS.get(name) or name)
+    if ours in known:
+        return f"here it is {ours}"
+    reason = _FLAGS.get(name) or _fixed(name) or DROPPED.get(name) or ELSEWHERE.get(name)
+    return None if reason is None else re.sub(r"`(\w+)`", lambda field: _named(field[1], known), reason)
+
+
+def short_flag_of(word: str) -> str | None:
+    """Return the short flag of vLLM's that a word of a command line is, such as `-tp` of `-tp=2`, or None."""
+    flag = word.partition("=")[0]
+    return flag if flag in _SHORT_FLAGS else None
+
+
+def _fixed(name: str) -> str | None:
+    if name not in FIXED:
+        return None
+    values = [str(value) for value in FIXED[name] if value not in (None, False)]
+    return f"it is always {' or '.join(values)}; leave it out" if values else "there is no such thing here"
+
+
+def _named(field: str, known: Collection[str]) -> str:
+    return flag if (flag := _flag(field)) in known else f"`{field}`"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
