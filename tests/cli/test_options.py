@@ -84,6 +84,11 @@ def unknown(*arguments: str, command: str = "serve") -> str:
             "--swap-space 4",
             "--swap-space: blocks are computed again and not swapped out; vLLM has dropped it, too",
         ),
+        ("-O3", "-O: triolet has nothing of the kind"),
+        (
+            "--speculative-config.method ngram",
+            "--speculative-config.method: --speculative ngram and its fields say it",
+        ),
         ("--moe-backend triton", "--moe-backend: triolet has nothing of the kind"),
     ],
 )

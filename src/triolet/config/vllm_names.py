@@ -141,7 +141,7 @@ _NO_LOG_OF_REQUESTS: Final = "the server writes no line for a request; GET /v1/r
 _NO_UVICORN: Final = "there is no uvicorn, and no access log"
 _RUNNER: Final = "--runner says it: thread, process, remote or ray"
 _NO_IMAGES: Final = "there are no inputs but texts and tokens"
-_SPECULATION: Final = "--speculative ngram with --num-speculative-tokens and --prompt-lookup-min says it"
+_SPECULATION: Final = "--speculative ngram and its fields say it"
 # What flags of `vllm serve` are here that no single flag stands for.
 _FLAGS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -207,6 +207,7 @@ def flag_hint(flag: str, known: Collection[str]) -> str | None:
         flag: as it was written, such as `--data-parallel-size` or `-tp`.
         known: flags of the command, such as `--replicas`.
     """
+    flag = flag.partition(".")[0]  # of a part of it, as in --speculative-config.method
     name = _SHORT_FLAGS.get(flag) or flag.lstrip("-").replace("-", "_").removeprefix("no_")
     ours = _flag(RENAMED.get(name) or _RENAMED_FLAGS.get(name) or name)
     if ours in known:
