@@ -36,7 +36,7 @@ from sides import Side, in_turns, peer_pids
 from workloads import MAX_TOKENS, NUM_KV_TOKENS, PROMPTS, Job, Round, make_jobs
 
 import triolet
-from triolet.config.engine import QUANTIZATIONS
+from triolet.config.choices import ROUNDINGS
 
 PEER = "llama.cpp"
 FITTING = ("single", "batch", "prompt-128", "prompt-512")  # into the room that both engines are given
@@ -142,7 +142,7 @@ def main() -> None:
     )
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["llama-160m"])
     parser.add_argument("--weights", nargs="+", default=["q4_k_m", "q8_0"])
-    parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=["none"])
+    parser.add_argument("--quantization", nargs="+", choices=ROUNDINGS, default=["none"])
     parser.add_argument("--workload", nargs="+", choices=FITTING, default=FITTING)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

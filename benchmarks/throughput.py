@@ -37,7 +37,7 @@ from peers.peer import add_peer_options
 from sides import Side, Wanted, in_turns, open_sides, peer_pids
 from workloads import PROMPTS, SHARED, WORKLOADS, Room, floor_tokens_per_s, make_jobs, summary
 
-from triolet.config.engine import QUANTIZATIONS
+from triolet.config.choices import ROUNDINGS
 
 Tell = Callable[[Sequence[dict[str, Any]]], None]
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument(
         "--quantization",
         nargs="+",
-        choices=QUANTIZATIONS,
+        choices=ROUNDINGS,
         default=["none"],
         help="of triolet's weights, and of llama.cpp's (int8 is q8_0, and int4 is left out)",
     )

@@ -11,12 +11,17 @@ from tests.source_tree import ROOT
 from triolet.cli import main
 
 DOCS = ROOT / "docs"
-PAGES = [DOCS / f"coming-from-{name}.md" for name in ("ollama", "llama-cpp")]
+PAGES = [DOCS / f"coming-from-{name}.md" for name in ("ollama", "llama-cpp", "vllm")]
 ROUTES = (
     DOCS.joinpath("http.md").read_text(encoding="utf-8").partition("\n## Routes\n")[2].partition("\n## ")[0]
 )
 
-FLAGS = {flag for command in main.commands.values() for option in command.params for flag in option.opts}
+FLAGS = {
+    flag
+    for command in main.commands.values()
+    for option in command.params
+    for flag in option.opts + option.secondary_opts
+}
 OF_SERVER = {flag for option in main.commands["serve"].params for flag in option.opts}
 VARIABLES = {f"TRIOLET_{flag.removeprefix('--').replace('-', '_').upper()}" for flag in OF_SERVER} | {
     "TRIOLET_URL"

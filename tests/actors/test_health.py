@@ -12,7 +12,8 @@ from triolet.actors import detokenizer, supervision_tree, watchdog
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.executors.registry import EXECUTORS, open_executor
-from triolet.config.engine import RUNNERS, EngineConfig
+from triolet.config.choices import RUNNERS
+from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.scheduler import Scheduler

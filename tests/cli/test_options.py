@@ -11,10 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.compat.vllm_arguments import VLLM_DEFAULTS
 from triolet.cli import main, options
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import rule_of
 from triolet.config.server import GatewayConfig
+from triolet.config.vllm_names import flag_hint
 from triolet.core.request.params import SAMPLING_PARAMETERS
 
 
@@ -47,6 +49,90 @@ def test_help_shows_the_choices_and_the_unit_of_every_field_that_has_them(comman
     assert "--speculative none|ngram " in shown
     assert "--fair-ttft-factor FACTOR " in shown
     assert "--step-timeout SECONDS " in shown
+
+
+def unknown(*arguments: str, command: str = "serve") -> str:
+    result = CliRunner().invoke(main, [command, *arguments])
+    assert result.exit_code == 2
+    return result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--data-parallel-size 2", "--data-parallel-size: here it is --replicas"),
+        ("--data-parallel-size=2", "--data-parallel-size: here it is --replicas"),
+        ("-dp 2", "-dp: here it is --replicas"),
+        ("-tp 2", "-tp: here it is --tensor-parallel-size"),
+        ("-tp=2", "-tp: here it is --tensor-parallel-size"),
+        ("-pp 2", "-pp: it is always 1; leave it out"),
+        ("-q awq", "-q: here it is --quantization"),
+        ("--max_model_len 9", "--max_model_len: here it is --max-model-len"),
+        ("--scheduling-policy fcfs", "--scheduling-policy: here it is --policy"),
+        ("--num-gpu-blocks-override 9", "--num-gpu-blocks-override: here it is --num-kv-blocks"),
+        ("--kv-cache-memory-bytes 9", "--kv-cache-memory-bytes: here it is --kv-cache-bytes"),
+        ("--tool-call-parser hermes", "--tool-call-parser: here it is --tool-parser"),
+        ("--api-key sesame", "--api-key: here it is --api-keys"),
+        ("--ssl-certfile a.pem", "--ssl-certfile: here it is --certfile"),
+        ("--disable-log-stats", "--disable-log-stats: here it is --no-log-stats"),
+        ("--enable-auto-tool-choice", "--enable-auto-tool-choice: tool calls need no switch; leave it out"),
+        ("--enable-chunked-prefill", "--enable-chunked-prefill: prefill is always chunked; leave it out"),
+        ("--enable-sleep-mode", "--enable-sleep-mode: sleep needs no switch; leave it out"),
+        ("--load-format auto", "--load-format: it is always auto or safetensors; leave it out"),
+        ("--profiler-config {}", "--profiler-config: the folder of traces is --profile-dir"),
+        (
+            "--swap-space 4",
+            "--swap-space: blocks are computed again and not swapped out; vLLM has dropped it, too",
+        ),
+        ("-O3", "-O: triolet has nothing of the kind"),
+        (
+            "--speculative-config.method ngram",
+            "--speculative-config.method: --speculative ngram and its fields say it",
+        ),
+        ("--moe-backend triton", "--moe-backend: triolet has nothing of the kind"),
+    ],
+)
+def test_an_option_of_vllms_is_told_by_what_it_is_here(arguments: str, sentence: str) -> None:
+    assert unknown("a/model", *arguments.split()) == f"Error: no such option {sentence}"
+
+
+def test_an_option_that_vllm_has_not_either_gets_the_nearest_name() -> None:
+    assert "Did you mean one of: '--max-model-bytes', '--max-model-len'" in unknown("--max-modl-len", "9")
+    assert (
+        unknown("--data-parallel-size", "9", command="pull")
+        == "Error: No such option '--data-parallel-size'."
+    )
+
+
+# Flags of the server in vLLM 0.32, beside those of its engine.
+OF_THEIR_SERVER = """
+    headless api-server-count config host port uds uvicorn-log-level disable-uvicorn-access-log allow-credentials
+    allowed-origins allowed-methods allowed-headers api-key ssl-keyfile ssl-certfile ssl-ca-certs enable-ssl-refresh
+    ssl-cert-reqs root-path middleware return-tokens-as-token-ids disable-frontend-multiprocessing
+    enable-request-id-headers enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser
+    tool-parser-plugin tool-server log-config-file max-log-len disable-fastapi-docs enable-prompt-tokens-details
+    enable-server-load-tracking enable-force-include-usage enable-tokenizer-info-endpoint enable-log-outputs
+    enable-log-requests disable-log-requests disable-log-stats h11-max-incomplete-event-size h11-max-header-count
+    lora-modules chat-template chat-template-content-format trust-request-chat-template response-role
+    default-chat-template-kwargs ssl-ciphers
+"""
+
+
+def test_every_flag_of_vllm_serve_is_there_or_told_by_what_it_is_here() -> None:
+    known = {flag for option in main.commands["serve"].params for flag in option.opts + option.secondary_opts}
+    theirs = [f"--{name}" for name in OF_THEIR_SERVER.split()]
+    theirs += [f"--{name.replace('_', '-')}" for name in VLLM_DEFAULTS if not name.startswith("_")]
+    assert len(theirs) > 200
+    assert [flag for flag in theirs if flag not in known and flag_hint(flag, known) is None] == []
+
+
+@pytest.mark.parametrize("flag", ["--lora-modules", "--prompt-adapters"])
+@pytest.mark.parametrize("model", [["a/model"], ["--model", "a/model"], []])
+def test_values_with_spaces_between_them_are_refused_with_the_commas_that_they_need(
+    flag: str, model: list[str]
+) -> None:
+    rule = f"Error: {flag} must be one text with commas between its values, such as a=/x,b=/y; got a space before b=/y"
+    assert unknown(*model, "--enable-lora", flag, "a=/x", "b=/y") == rule
 
 
 def test_no_command_is_cut_short_in_the_list_of_commands() -> None:

@@ -63,8 +63,8 @@ def test_a_preset_sets_model_engine_system_template_and_sampling(
     assert (engine.config.model, engine.config.block_size) == ("some/model", 32)
     assert engine.config.enable_prefix_caching is False
     asked: Any = engine.asked[0]
-    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert asked["chat_template"] == "{{ messages[0].content }}"
+    assert asked[0] == {"role": "system", "content": "Be brief."}
+    assert engine.config.chat_template == "{{ messages[0].content }}"
     assert (engine.params[0].temperature, engine.params[0].stop) == (0.5, ("###",))
 
 
@@ -86,7 +86,7 @@ def test_a_flag_wins_over_the_preset_and_the_preset_over_the_environment(
     assert (engine.config.model, engine.config.block_size) == ("some/model", 32)
     assert (engine.config.enable_prefix_caching, engine.config.max_num_seqs) == (True, 7)
     asked: Any = engine.asked[0]
-    assert (asked["messages"][0]["content"], engine.params[0].temperature) == ("Sing.", 0)
+    assert (asked[0]["content"], engine.params[0].temperature) == ("Sing.", 0)
 
 
 def test_a_value_of_a_preset_that_is_raised_is_told_of_once_where_it_is_used(
@@ -144,6 +144,7 @@ def test_the_first_file_of_the_usual_places_is_read(tmp_path: Path, file: Path) 
     ("text", "sentence"),
     [
         ("[presets.x]\nmodell = 'a'", "presets.x must have only the fields engine, model, sampling,"),
+        ("[presets.x.engine]\nchat_template = 'a'", "presets.x.engine must have only the fields "),
         ("[presets.x]\nmodel = 3", "presets.x.model must be a non-empty text; got 3"),
         (
             "[presets.x.engine]\nblock_size = 'b'",

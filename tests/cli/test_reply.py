@@ -136,7 +136,6 @@ async def test_an_engine_is_asked_for_reasoning_and_for_a_form(
         assert backend._prompt(attrs.evolve(request, thinks=False)) == {
             "messages": request.messages,
             "tools": None,
-            "chat_template": None,
             "chat_template_kwargs": {"enable_thinking": False},
         }
 

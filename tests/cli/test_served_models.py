@@ -109,6 +109,31 @@ def test_names_of_a_model_without_a_comma_are_refused_with_how_they_are_written(
     )
 
 
+def test_a_server_renders_chats_with_the_template_of_the_preset_that_it_serves(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    (file.parent / "chat.jinja").write_text("{{ messages }}\n", encoding="utf-8")
+    file.write_text("[presets.poet]\ntemplate = '@chat.jinja'\n[presets.nano]\n", encoding="utf-8")
+    environ = {"TRIOLET_CONFIG": str(file)}
+    for arguments, expected in (
+        (["poet"], "{{ messages }}"),
+        (["poet", "--chat-template", "{{ messages[0] }}"], "{{ messages[0] }}"),
+        (["-m", "nano", "-m", "poet"], None),
+    ):
+        result = run("serve", *arguments, env=environ)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert served[-1][0].chat_template == expected
+    assert served[-1][1]["poet"].config.chat_template == "{{ messages }}"
+
+
+def test_a_chat_template_of_the_command_line_is_that_of_the_first_model(
+    run: RUN, served: list[SERVED], file: Path
+) -> None:
+    assert run("serve", "--models", str(file), "--chat-template", "{{ messages }}").exit_code == 0
+    [(first, others)] = served
+    assert (first.chat_template, others["nano"].config.chat_template) == ("{{ messages }}", None)
+
+
 def test_adapters_of_the_command_line_are_those_of_the_first_model(
     run: RUN, served: list[SERVED], file: Path
 ) -> None:

@@ -36,9 +36,9 @@ from triolet.compat import (
     StreamingRequest,
     UsageContext,
 )
-from triolet.compat.engine_args import ELSEWHERE
 from triolet.compat.refusals import ASYNC_ATTRIBUTES, ENGINE_ATTRIBUTES, STAND_INS
 from triolet.config.engine import EngineConfig
+from triolet.config.vllm_names import ELSEWHERE
 from triolet.errors import ConfigError, EngineClosed, InvalidPrompt, InvalidRequest, UnsupportedFeature
 
 PARAMS = SamplingParams(max_tokens=4, seed=3)

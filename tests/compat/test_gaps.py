@@ -30,9 +30,10 @@ from triolet.compat import (
     UsageContext,
     VllmConfig,
 )
-from triolet.compat.engine_args import DEFAULTS, DROPPED
+from triolet.compat.engine_args import DEFAULTS
 from triolet.compat.views import Tokenizer
 from triolet.config.engine import EngineConfig
+from triolet.config.vllm_names import DROPPED
 from triolet.errors import AdapterError, EngineClosed, InvalidRequest, StreamMisused, UnsupportedFeature
 from triolet.nano import PATH
 
@@ -200,7 +201,6 @@ def test_the_kinds_of_models_of_vllm_mean_what_the_folder_says() -> None:
         ("logits_processors", ["a:B"]),
         ("kv_transfer_config", {"kv_connector": "x"}),
         ("enable_prompt_embeds", True),
-        ("generation_config", "vllm"),
         ("pipeline_parallel_size", 2),
     ],
 )

@@ -401,7 +401,8 @@ def test_a_model_has_several_names_as_in_vllm() -> None:
         ({"gpu_memory_utilization": 1.5}, ConfigError),
         ({"pipeline_parallel_size": 2}, UnsupportedFeature),
         ({"fully_sharded_loras": True}, UnsupportedFeature),
-        ({"quantization": "awq"}, UnsupportedFeature),
+        ({"quantization": "modelopt"}, ConfigError),
+        ({"generation_config": "a/folder"}, ConfigError),
         ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, UnsupportedFeature),
         ({"speculative_config": {"model": "a/draft", "num_speculative_tokens": 3}}, UnsupportedFeature),
         ({"speculative_config": "ngram"}, ConfigError),
@@ -515,7 +516,15 @@ def test_logprobs_of_a_prompt_are_limited_by_its_length(monkeypatch: pytest.Monk
     assert not engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_length_that_vllm_chooses_is_the_default_here() -> None:
+    for given in (-1, "auto", None):
+        assert EngineArgs(max_model_len=given).config == EngineArgs().config
+    assert EngineArgs(generation_config="vllm").config.generation_config == "vllm"
+    with pytest.raises(UnsupportedFeature, match="with `generation_config` vllm; requests give theirs"):
+        EngineArgs(override_generation_config={"temperature": 0.5})
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4", "awq", "gguf"])
 def test_quantization_is_honoured_as_by_the_engine(quantization: str) -> None:
     assert EngineArgs(quantization=quantization).config.quantization == quantization
 

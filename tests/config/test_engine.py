@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.config.engine import (
+from triolet.config.choices import (
     ATTENTION_BACKENDS,
     CALIBRATIONS,
     CONVERSIONS,
     DTYPES,
+    GENERATION_CONFIGS,
     HOLD_BACKS,
     KV_CACHE_DTYPES,
     LOGPROBS_MODES,
@@ -24,8 +25,8 @@ from triolet.config.engine import (
     RUNNERS,
     SPECULATIVE,
     TOOL_PARSERS,
-    EngineConfig,
 )
+from triolet.config.engine import EngineConfig
 from triolet.config.engine_fields import EngineFields
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX
@@ -49,10 +50,12 @@ CHOICES = {
     "calibration": CALIBRATIONS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "attention_backend": ATTENTION_BACKENDS,
+    "generation_config": GENERATION_CONFIGS,
 }
 TEXTS = (
     "model",
     "tokenizer",
+    "chat_template",
     "revision",
     "worker_extension",
     "weights_cache",
@@ -102,6 +105,7 @@ MINIMA = {
     "num_scheduler_steps": 1,
     "grammar_memory_bytes": 2**20,
 }
+SCALED = ("max_model_len", "max_num_batched_tokens", "kv_cache_bytes")  # texts such as 4k
 MAXIMA = {
     "num_scheduler_steps": 64,
     "tensor_parallel_size": 64,
@@ -125,6 +129,8 @@ OPTIONAL |= {*SECONDS, "fair_ttft_factor"} - {*NEVER_NONE}
 FIELDS: dict[str, Any] = {
     "model": "folder/of/model",
     "tokenizer": "folder",
+    "chat_template": "{{ messages }}",
+    "generation_config": "vllm",
     "revision": "main",
     "dtype": "bfloat16",
     "convert": "embed",
@@ -212,6 +218,52 @@ def refusal(**fields: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**fields)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "meant"),
+    [
+        ("dtype", "half", "float16"),
+        ("dtype", "float", "float32"),
+        ("lora_dtype", "half", "float16"),
+        ("quantization", "awq_marlin", "awq"),
+        ("quantization", "gptq_marlin", "gptq"),
+        ("attention_backend", "TRITON_ATTN", "triton"),
+    ],
+)
+def test_another_name_of_a_word_means_the_same_from_a_program_and_from_a_text(
+    field: str, given: str, meant: str
+) -> None:
+    assert taken(field, given) == meant
+    assert getattr(EngineConfig.from_texts({field: given}), field) == meant
+    EngineConfig.check_texts({field: given})
+
+
+@pytest.mark.parametrize("field", SCALED)
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("1.5k", 1500),
+        ("25.6k", 25_600),
+        ("2m", 2_000_000),
+        ("1M", 2**20),
+        ("1g", 10**9),
+        ("2G", 2**31),
+        ("1t", 10**12),
+        ("1T", 2**40),
+    ],
+)
+def test_a_number_of_tokens_or_bytes_may_have_vllms_suffixes(field: str, given: str, meant: int) -> None:
+    assert getattr(EngineConfig.from_texts({field: given}), field) == meant
+
+
+@pytest.mark.parametrize("given", ["1.5K", "k", "4kk", "-4k", "4 k", "1.k", "4x", ""])
+def test_what_is_no_number_with_a_suffix_is_refused_with_the_forms_that_are(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len must be a whole number, such as 4096, 4k \(4000\)"):
+        EngineConfig.from_texts({"max_model_len": given})
 
 
 def test_the_tables_of_this_file_name_every_field() -> None:
@@ -506,7 +558,8 @@ def test_a_text_that_is_no_number_is_refused(field: str, text: str) -> None:
     or_none = ", or none" if field in OPTIONAL else ""
     with pytest.raises(ConfigError) as caught:
         EngineConfig.from_texts({field: text})
-    assert str(caught.value) == f"{field} must be a whole number{or_none}; got {shown(text)}"
+    such_as = ", such as 4096, 4k (4000) or 4K (4096)" if field in SCALED else ""
+    assert str(caught.value) == f"{field} must be a whole number{such_as}{or_none}; got {shown(text)}"
 
 
 @pytest.mark.parametrize("field", MINIMA)

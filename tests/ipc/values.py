@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from triolet.config.engine import DTYPES, RUNNERS, EngineConfig
+from triolet.config.choices import DTYPES, RUNNERS
+from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.core.request.lora import AdapterModule, AdapterSupport
 from triolet.core.request.model_info import GenerationDefaults, ModelInfo

@@ -21,6 +21,7 @@ from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.cli.profile.commands import profile
 from triolet.cli.replay.commands import replay
 from triolet.cli.shell.commands import SHELL_COMMANDS
+from triolet.cli.terminal import at_a_terminal
 from triolet.cli.worker.commands import worker
 from triolet.client.address import ServerAddress
 from triolet.config.engine import EngineConfig
@@ -137,7 +138,7 @@ def chat(
     system = options.text_or_file(system, "--system")
     if json_events and address is None:
         raise click.UsageError("--json-events prints the events of a server; --url names one")
-    if question is None and not options.at_a_terminal():
+    if question is None and not at_a_terminal():
         question = "-"
     if question is not None:
         question = options.text_or_stdin(question, "--question").strip()
@@ -147,11 +148,7 @@ def chat(
 
     # Strict readers of the events know OpenAI's only.
     model = options.named_model()
-    opener = (
-        local(config, options.named_template())
-        if address is None
-        else remote(address, model, vendor_events=not json_events)
-    )
+    opener = local(config) if address is None else remote(address, model, vendor_events=not json_events)
     # Without a flag a conversation shows timings, and a single answer does not.
     shows_stats = stats is not False if question is None else stats is True
     chosen = ChatOptions(

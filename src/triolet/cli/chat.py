@@ -45,11 +45,11 @@ FORGIVEN = (InvalidRequest, Overloaded, RequestFailed, RefusedByServer, ServerEr
 OpenBackend = Callable[[AsyncExitStack], Awaitable[ChatBackend]]
 
 
-def local(config: EngineConfig, template: str | None = None) -> OpenBackend:
-    """Return the opener of an engine in this process, and perhaps of another chat template than the model's own."""
+def local(config: EngineConfig) -> OpenBackend:
+    """Return the opener of an engine in this process."""
 
     async def opened(stack: AsyncExitStack) -> ChatBackend:
-        return await LocalBackend.open(stack, config, template)
+        return await LocalBackend.open(stack, config)
 
     return opened
 

@@ -24,6 +24,7 @@ from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.config.environment import unknown_variables
 from triolet.config.fields import ENVIRONMENT_PREFIX, KEY_RULE, is_key, rule_of, variable_name
 from triolet.config.server import GatewayConfig
+from triolet.config.vllm_names import flag_hint, short_flag_of
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ConfigError, InvalidParams, shown
@@ -42,7 +43,7 @@ REPEATED: Final = " Given several times, as NAME=MODEL or the name of a preset, 
 NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
 # Of one model only, so that no other one of the server takes them over from the command line.
 OF_ONE_MODEL: Final = (
-    "model", "served_model_name", "tokenizer", "revision", "lora_modules", "prompt_adapters",
+    "model", "served_model_name", "tokenizer", "chat_template", "revision", "lora_modules", "prompt_adapters",
 )  # fmt: skip
 NAMES_HINT: Final = "; several names of a model have commas between them: --served-model-name NAME,NAME"
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
@@ -68,7 +69,24 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """Command that lists its options under headings in `--help`."""
+    """Command that lists its options under headings in `--help`, and knows vLLM's names of them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)  # click takes them off the list
+        _check_listed(self, words)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._explained(error, words) from None
+
+    def _explained(self, error: click.NoSuchOption, words: Sequence[str]) -> click.UsageError:
+        """Return the error for an unknown option, which says what an option of vLLM's is here."""
+        known = {flag for option in self.params for flag in (*option.opts, *option.secondary_opts)}
+        flag = error.option_name
+        if not flag.startswith("--"):  # click reads `-tp` letter by letter
+            flag = next(filter(None, map(short_flag_of, words)), flag)
+        hint = flag_hint(flag, known) if "--max-model-len" in known else None
+        return error if hint is None else click.UsageError(f"no such option {flag}: {hint}", error.ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         is_named = "--served-model-name" in args  # the parser takes the list apart
@@ -87,6 +105,17 @@ class SectionedCommand(click.Command):
         for section in sorted(sections, key=SECTIONS.index):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
+
+
+def _check_listed(command: click.Command, words: Sequence[str]) -> None:
+    """Refuse `--lora-modules a=/x b=/y`, as vLLM has it: the second would be a model, which goes before the flag."""
+    listed = {flag for option in command.params if option.metavar == "TEXT,..." for flag in option.opts}
+    for flag, first, second in zip(words, words[1:], words[2:], strict=False):
+        if flag in listed and "=" in first and "=" in second and "-" not in (first[0], second[0]):
+            raise click.UsageError(
+                f"{flag} must be one text with commas between its values, such as {first},{second}; got a space "
+                f"before {second}"
+            )
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -202,12 +231,6 @@ def named_model() -> str | None:
     params = context.params
     named: str | None = params.get("positional") or params.get("model")
     return named
-
-
-def named_template() -> str | None:
-    """Return the chat template of the command's preset; None without one."""
-    preset: Preset | None = click.get_current_context().meta.get(PRESET)
-    return None if preset is None else preset.template
 
 
 def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
@@ -382,7 +405,13 @@ def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
     environment = EngineConfig.environment_fields()
     for name in OF_ONE_MODEL:
         environment.pop(name, None)
-    fields = {**SERVER_DEFAULTS, **environment, "served_model_name": preset.name, **preset.engine, **flags}
+    fields = {
+        **SERVER_DEFAULTS,
+        **environment,
+        "served_model_name": preset.name,
+        **preset.engine_fields,
+        **flags,
+    }
     if preset.model is not None:
         fields["model"] = preset.model
     config = _blaming({**preset.engine, **flags}, lambda: EngineConfig.from_texts(fields))
@@ -401,19 +430,19 @@ def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
         click.UsageError: a setting is for a model in this process, and the command asks a server.
     """
     click.get_current_context().meta[PRESET] = preset
-    if values.get("address") is not None and (preset.engine or preset.template):
+    if values.get("address") is not None and preset.engine_fields:
         raise click.UsageError(
             f"preset {preset.name} has a template or engine fields, which are for a model in this process; with --url "
             "they have no effect"
         )
     # None would leave it to TRIOLET_MODEL, which may be what named the preset.
-    filled: dict[str, Any] = {"model": preset.model or BUILT_IN_MODEL, **preset.engine}
+    filled: dict[str, Any] = {"model": preset.model or BUILT_IN_MODEL, **preset.engine_fields}
     if "gateway" in values:  # `serve`: clients ask for the model by the name of the preset
         filled = {"served_model_name": preset.name, **filled}
-        if preset.sampling or preset.system or preset.template:
+        if preset.sampling or preset.system:
             click.echo(
-                f"triolet: warning: preset {preset.name}: system prompt, template and sampling are those of chats; "
-                "a server takes them from its clients",
+                f"triolet: warning: preset {preset.name}: system prompt and sampling are those of chats; a server "
+                "takes them from its clients",
                 err=True,
             )
     given = {name: value for name, value in values.items() if value is not None and name != "model"}
@@ -519,17 +548,6 @@ def _shown(default: object) -> str:
 
 
 # -------------------------------------------------------------------------------------------- texts
-
-
-def at_a_terminal() -> bool:
-    """Return True if stdin and stdout are a terminal that can move its cursor, as a conversation needs."""
-    closed = sys.stdin is None or sys.stdout is None
-    return (
-        not closed
-        and sys.stdin.isatty()
-        and sys.stdout.isatty()
-        and os.environ.get("TERM") not in ("dumb", "unknown")
-    )
 
 
 def text_or_stdin(text: str, flag: str) -> str:

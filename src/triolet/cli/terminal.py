@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -55,3 +56,14 @@ def show_cursor() -> None:
     """Begin a new line with a visible cursor, in case something is left that had hidden it."""
     if sys.stderr is not None and sys.stderr.isatty():
         print("\x1b[?25h", file=sys.stderr, flush=True)
+
+
+def at_a_terminal() -> bool:
+    """Return True if stdin and stdout are a terminal that can move its cursor, as a conversation needs."""
+    closed = sys.stdin is None or sys.stdout is None
+    return (
+        not closed
+        and sys.stdin.isatty()
+        and sys.stdout.isatty()
+        and os.environ.get("TERM") not in ("dumb", "unknown")
+    )

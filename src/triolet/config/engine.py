@@ -12,6 +12,7 @@ from typing import Final, Unpack
 
 import attrs
 
+from triolet.config import choices
 from triolet.config.address import is_address
 from triolet.config.devices import DEVICE, DEVICE_NAMES
 from triolet.config.engine_fields import EngineFields
@@ -37,30 +38,14 @@ from triolet.core.request.params import MAX_N
 from triolet.core.request.request_builder import RequestLimits
 from triolet.core.scheduling.policies import registry as policies
 from triolet.core.step_plan import MAX_SCHEDULER_STEPS
-from triolet.core.tools import REASONING_FORMATS, TOOL_FORMATS
 from triolet.errors import ConfigError
 
 BUILT_IN_MODEL: Final = "triolet-nano"
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-CONVERSIONS: Final = ("auto", "embed", "classify")
-INT8_ACTIVATIONS: Final = "int8-activations"
-CALIBRATIONS: Final = ("auto", "off", "force")
-FP8_ACTIVATIONS: Final = "fp8-activations"
-QUANTIZATIONS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS, FP8_ACTIVATIONS)
-ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
-KV_CACHE_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")  # vLLM's
-RUNNERS: Final = ("auto", "thread", "process", "inline", "remote", "ray")
 URL: Final = r"https?://[^\s/]\S*"
 DEFAULT_BLOCK_SIZE: Final = 16  # vLLM's
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.9  # vLLM's
 MAX_TENSOR_PARALLEL_SIZE: Final = 64  # more than any machine has devices
 MAX_REPLICAS: Final = 64  # likewise
-POLICIES: Final = tuple(policies.POLICIES)
-LOGPROBS_MODES: Final = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
-TOOL_PARSERS: Final = ("auto", "none", *TOOL_FORMATS)
-REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
-HOLD_BACKS: Final = ("exact", "blind")
-SPECULATIVE: Final = ("none", "ngram")
 # Scheduler and runner hold a row for each; no machine that we know computes a larger step faster than two smaller ones.
 MAX_NUM_SEQS: Final = 2**16
 
@@ -84,20 +69,31 @@ class EngineConfig(Configuration):
         default=None,
         rule=text(optional=True),
     )
+    chat_template: str | None = option(
+        "Chat template in place of the model's own: the path of a file in Jinja, or its text.",
+        default=None,
+        rule=text(optional=True),
+    )
+    generation_config: str = option(
+        "Where a request's parameters that it leaves out come from: auto is generation_config.json of the model's "
+        "folder; vllm leaves that out, but for the tokens that end an answer.",
+        default="auto",
+        rule=one_of(choices.GENERATION_CONFIGS),
+    )
     revision: str | None = option(
         "Branch, tag or commit of a hub model.", default=None, rule=text(optional=True)
     )
     dtype: str = option(
         "Data type of weights, activations and, without kv_cache_dtype, KV cache; auto takes the checkpoint's.",
         default="auto",
-        rule=one_of(DTYPES),
+        rule=one_of(choices.DTYPES, choices.DTYPE_ALIASES),
     )
     convert: str = option(
         # a model whose folder does not say so may give poor embeddings: the operator must ask for them
         "What the model computes beside answers: embed (embeddings) or classify (scores); auto takes what its folder "
         "says.",
         default="auto",
-        rule=one_of(CONVERSIONS),
+        rule=one_of(choices.CONVERSIONS),
     )
     classifier_from_token: tuple[str, ...] = option(
         # a tuple and no default pair: which words a reranker was trained to answer is its own
@@ -111,9 +107,10 @@ class EngineConfig(Configuration):
         "Quantize the weights while they are loaded (models like Llama, on a CPU): int8 takes half the memory of "
         "bfloat16 and changes the answers little; int4 takes a quarter and changes them more. int8-activations keeps "
         "the integers of a quantized model and rounds what they are multiplied with, which is faster; fp8-activations "
-        "rounds it to float8 on a GPU, for a model in FP8.",
+        "rounds it to float8 on a GPU, for a model in FP8. The method of a quantized model is found out by itself; "
+        "named, it is checked.",
         default="none",
-        rule=one_of(QUANTIZATIONS),
+        rule=one_of(choices.QUANTIZATIONS, choices.QUANTIZATION_ALIASES),
     )
     device: str = option(
         "Device that computes the model: auto, cpu, some cores of it, such as cpu:0-3+8, cuda or, of several GPUs, one "
@@ -127,7 +124,7 @@ class EngineConfig(Configuration):
         "the event loop (for tests), or in a worker on another machine: remote is one that connects to worker_listen, "
         "ray one that Ray places; auto is a process for a GPU, and a thread for a CPU.",
         default="auto",  # an error of a GPU's driver leaves a process of no more use
-        rule=one_of(RUNNERS),
+        rule=one_of(choices.RUNNERS),
     )
     worker_listen: str | None = option(
         # no default: to open a port must be a decision
@@ -179,7 +176,7 @@ class EngineConfig(Configuration):
     max_model_len: int | None = option(
         "Longest sequence, prompt and answer together, in tokens; by default the most that model and KV cache allow.",
         default=None,
-        rule=whole(2, optional=True),
+        rule=whole(2, optional=True, has_suffixes=True),
     )
     block_size: int | None = option(
         # half a block per request is wasted on average; larger blocks waste more, smaller ones make block tables longer
@@ -196,14 +193,14 @@ class EngineConfig(Configuration):
     kv_cache_bytes: int | None = option(
         "Size of the KV cache in bytes; by default a share of the free memory.",
         default=None,
-        rule=whole(1, optional=True),
+        rule=whole(1, optional=True, has_suffixes=True),
     )
     kv_cache_dtype: str = option(
         # auto by default: the answers are slightly different
         "Data type of keys and values in the KV cache of a GPU: auto is the model's; fp8 (E4M3), fp8_e4m3 and fp8_e5m2 "
         "take a byte a number, with the scales of the checkpoint (k_scale, v_scale) or 1.",
         default="auto",
-        rule=one_of(KV_CACHE_DTYPES),
+        rule=one_of(choices.KV_CACHE_DTYPES),
     )
     attention_backend: str = option(
         # triton by default: the others were never compared with it on a card
@@ -211,7 +208,7 @@ class EngineConfig(Configuration):
         "of which 3 and 4 need their packages and 2 a block_size of 256; auto measures all that can compute the model "
         "when it is loaded, and takes the fastest.",
         default="triton",
-        rule=one_of(ATTENTION_BACKENDS),
+        rule=one_of(choices.ATTENTION_BACKENDS, choices.ATTENTION_ALIASES),
     )
     gpu_memory_utilization: float = option(
         "Greatest part of a GPU's memory that weights, steps and KV cache take together; without a size the KV cache "
@@ -237,7 +234,7 @@ class EngineConfig(Configuration):
         "Most tokens computed in one step; by default 2048, on a CPU 512, or more (up to 2048) if the model computes "
         "them within --max-prefill-delay.",
         default=None,
-        rule=whole(1, optional=True),
+        rule=whole(1, optional=True, has_suffixes=True),
     )
     max_queued_requests: int = option(
         # Bounded by default: without a bound every request in the queue of an overloaded engine comes too late.
@@ -256,7 +253,7 @@ class EngineConfig(Configuration):
         + ", ".join(f"{name} ({policy.summary})" for name, policy in policies.POLICIES.items())
         + ".",
         default="fcfs",
-        rule=one_of(POLICIES),
+        rule=one_of(choices.POLICIES),
     )
     priority_aging: float | None = option(
         # Longer than the wait in a healthy queue, so that priorities hold there; in a long one no request starves.
@@ -307,13 +304,13 @@ class EngineConfig(Configuration):
         "How much streamed text is held back while a stop string may be forming: exact = only a possible prefix; "
         "blind = always len(longest stop) - 1 characters, as vLLM does.",
         default="exact",
-        rule=one_of(HOLD_BACKS),
+        rule=one_of(choices.HOLD_BACKS),
     )
     logprobs_mode: str = option(
         "Distribution that logprobs are computed from: the model's own (raw), or the one after penalties, temperature "
         "and filters (processed); given as log-probabilities or as logits.",
         default="raw_logprobs",
-        rule=one_of(LOGPROBS_MODES),
+        rule=one_of(choices.LOGPROBS_MODES),
     )
     max_logprobs: int = option(
         "Most logprobs or prompt_logprobs per position; -1: the whole vocabulary.",
@@ -364,18 +361,18 @@ class EngineConfig(Configuration):
     tool_parser: str = option(
         "Format in which the model writes tool calls; auto detects it from the chat template.",
         default="auto",
-        rule=one_of(TOOL_PARSERS),
+        rule=one_of(choices.TOOL_PARSERS),
     )
     reasoning_parser: str = option(
         "Format in which the model marks its reasoning; auto detects it from the chat template.",
         default="auto",
-        rule=one_of(REASONING_PARSERS),
+        rule=one_of(choices.REASONING_PARSERS),
     )
     speculative: str = option(
         "Speculative decoding, which computes several tokens in one step: ngram takes the draft from an earlier "
         "occurrence of the last tokens in prompt and answer. The answers are the same.",
         default="none",
-        rule=one_of(SPECULATIVE),
+        rule=one_of(choices.SPECULATIVE),
     )
     num_speculative_tokens: int = option(
         # a decode is bound by reading the weights, so four more tokens cost little; a fifth is seldom accepted
@@ -424,7 +421,7 @@ class EngineConfig(Configuration):
     lora_dtype: str = option(
         "Data type in which LoRA adapters are kept and multiplied; auto takes the model's.",
         default="auto",
-        rule=one_of(DTYPES),
+        rule=one_of(choices.DTYPES, choices.DTYPE_ALIASES),
     )
     worker_extension: str | None = option(
         "Class, as module:Class, whose methods collective_rpc calls where the model is computed; it is mixed into the "
@@ -444,7 +441,7 @@ class EngineConfig(Configuration):
         "Whether choices of the CPU kernels are measured when a model is loaded (at most 0.3 s): auto does so once for "
         "a model and machine and keeps them in the cache folder, force does so again, off takes fixed ones.",
         default="auto",
-        rule=one_of(CALIBRATIONS),
+        rule=one_of(choices.CALIBRATIONS),
     )
     kv_store: str | None = option(
         # None: it holds what prompts say, as numbers, and takes disk space

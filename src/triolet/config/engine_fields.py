@@ -10,6 +10,8 @@ class EngineFields(TypedDict, total=False):
 
     model: str | None
     tokenizer: str | None
+    chat_template: str | None
+    generation_config: str
     revision: str | None
     dtype: str
     convert: str

@@ -17,6 +17,7 @@ from triolet.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "TRIOLET_"
 KEY_RULE: Final = "of visible ASCII characters, as a header has them"
+_SCALED: Final = re.compile(r"(?P<number>[0-9]+)(\.(?P<fraction>[0-9]+))?(?P<factor>[kKmMgGtT])")
 _KEY: Final = re.compile("[!-~]+")
 MAX_SECONDS: Final = 1e9  # thirty years; a longer wait is better called none
 
@@ -41,6 +42,7 @@ class FieldRule:
     expected_text: str = "a text"  # what a text must be to be parsed, completing the same sentence
     metavar: str | None  # placeholder of the value in `--help`; None for a flag that is on or off
     choices: tuple[str, ...] = ()  # all values, where there are a few
+    aliases: Mapping[str, str] = attrs.field(factory=dict)  # other names of some of them
     is_optional: bool = False  # None is allowed, and its text is `none`
 
     def __call__(self, _config: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -49,6 +51,10 @@ class FieldRule:
         if not self.accepts(value):
             is_secret = attribute.metadata.get("is_secret", False) and value
             raise ConfigError(attribute.name, self.expected, _HIDDEN if is_secret else value)
+
+    def named(self, value: object) -> object:
+        """Return the value that another name of it stands for; any other value as it is."""
+        return self.aliases.get(value, value) if isinstance(value, str) else value
 
     def read(self, name: str, text: str) -> object:
         """Return the value that a flag or an environment variable stands for.
@@ -77,6 +83,8 @@ def option(
 ) -> Any:
     """Return an attrs field with its sentence for `--help` and its rule; a secret is left out of every `repr`."""
     metadata = {"help": sentence, "rule": rule, "is_secret": is_secret}
+    if rule.aliases and converter is None:
+        converter = rule.named
     return attrs.field(
         default=default, validator=rule, converter=converter, repr=not is_secret, metadata=metadata
     )
@@ -183,29 +191,53 @@ def variable_name(field: str) -> str:
 # -------------------------------------------------------------------------------------------- rules
 
 
-def one_of(choices: tuple[str, ...]) -> FieldRule:
-    """Allow one of a few words."""
+def one_of(choices: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> FieldRule:
+    """Allow one of a few words, or another name of one."""
+    names = aliases or {}
     return FieldRule(
         accepts=lambda value: value in choices,
         expected="one of " + ", ".join(choices),
+        parse=lambda text: names.get(text, text),
         metavar="|".join(choices),
         choices=choices,
+        aliases=names,
     )
 
 
-def whole(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> FieldRule:
-    """Allow a whole number within bounds, both included."""
+def whole(
+    minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False, has_suffixes: bool = False
+) -> FieldRule:
+    """Allow a whole number within bounds, both included; with suffixes its text may be such as `4k`, see `scaled`."""
     bounds = f"of at least {minimum}" if maximum >= 2**63 - 1 else f"from {minimum} to {maximum}"
     return FieldRule(
         accepts=lambda value: (
             isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
         ),
         expected=f"a whole number {bounds}",
-        parse=int,
-        expected_text="a whole number",
+        parse=scaled if has_suffixes else int,
+        expected_text="a whole number, such as 4096, 4k (4000) or 4K (4096)"
+        if has_suffixes
+        else "a whole number",
         metavar="N",
         is_optional=optional,
     )
+
+
+def scaled(text: str) -> int:
+    """Return the whole number of a text, which may end in a factor: k, m, g, t are decimal, K, M, G, T binary.
+
+    Raises:
+        ValueError: it is none; a fraction may stand before a decimal factor only.
+
+    Source: vLLM's `human_readable_int`.
+    """
+    if (match := _SCALED.fullmatch(text.strip())) is None:
+        return int(text)
+    number, fraction, factor = match["number"], match["fraction"] or "", match["factor"]
+    scale: int = (1024 if factor.isupper() else 1000) ** ("kmgt".index(factor.lower()) + 1)
+    if factor.isupper() and fraction:
+        return int(text)  # no whole number: raises
+    return int(f"{number}{fraction}") * scale // int("1" + "0" * len(fraction))
 
 
 def seconds(*, optional: bool = False) -> FieldRule:

@@ -30,6 +30,7 @@ from triolet.core.replicas.autoscale import AutoscalePolicy
 from triolet.core.replicas.replicated_core import ReplicatedCore
 from triolet.core.scheduling.admission import Admission
 from triolet.core.sleep import RunnerPhase
+from triolet.core.tools.answer import TemplateOwner
 from triolet.engine.adapters import add_lora_modules
 from triolet.engine.engine import Engine
 from triolet.engine.gc_freeze import collect_frozen, frozen_gc
@@ -178,9 +179,14 @@ def _make_core(config: EngineConfig, num_replicas: int) -> tuple[Channels, Actor
 
 
 def _start_recording(engine: Engine, recorder: Recorder) -> None:
+    config = engine.config
+    tokenizer: object = engine.tokenizer
+    if config.chat_template is not None and isinstance(tokenizer, TemplateOwner):
+        # as it is now: its file may change before a replay
+        config = attrs.evolve(config, chat_template=tokenizer.template_source)
     recorder.begin(
         version("triolet"),
-        engine.config,
+        config,
         engine.model_info,
         lambda: (engine.weight_version, engine.weights_folder),
     )

@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.config.engine import FP8_ACTIVATIONS, INT8_ACTIVATIONS
+from triolet.config.choices import FP8_ACTIVATIONS, INT8_ACTIVATIONS, STORED_METHODS
 from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.core.request.model_info import GenerationDefaults
 from triolet.core.request.pooling_params import EMBED, TOKEN_EMBED
@@ -69,7 +69,7 @@ from triolet.model.pooling import (
     read_token_scores,
     token_scores_of,
 )
-from triolet.model.quantized.checkpoint import QuantizedCheckpoint, open_quantized
+from triolet.model.quantized.checkpoint import QuantizedCheckpoint, check_method, open_quantized
 from triolet.model.quantized.stacked_experts import StackedExperts, open_stacked_experts
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def load_model(
         revision: of a hub id.
         max_model_len: longest sequence that will be asked for, tokens. A LongRoPE model is good for its
             original length only, unless this asks for more.
-        quantization: `int8` or `int4` rounds the weights while they are read, `int8-activations` the activations; see
-            `EngineConfig`.
+        quantization: `int8` or `int4` rounds the weights while they are read, `int8-activations` the activations; the
+            method of quantised files is checked. See `EngineConfig`.
         convert: see `EngineConfig`.
         classifier_from_token: see `EngineConfig`.
         adapter_limits: of LoRA adapters; None for a model without them.
@@ -160,9 +160,13 @@ def load_model(
         # Compiled now, if it must be: in a first step it would use up some request's time, and before this line it
         # would be for a model that there may not be.
         kernels()
-    # A GGUF file: configuration, tokenizer and weights in one.
     if classifier_from_token:
         _check_classifier_tokens(classifier_from_token, convert, folder)
+    if quantization in STORED_METHODS:
+        described = {} if folder.is_file() else read_config(folder)
+        check_method(quantization, language_config(described) or described, folder)
+        quantization = None  # the files say what is to be done
+    # A GGUF file: configuration, tokenizer and weights in one.
     if folder.is_file():
         if group is not None:
             raise ConfigError("tensor_parallel_size", "1 for a GGUF file", group.part.size)

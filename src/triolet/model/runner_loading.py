@@ -329,7 +329,7 @@ class _Sizing:
             device=self.place.type,
             cpu_kernels=None if cpp is None else cpp.target.name,
             calibration=loaded.model.calibration.choices() if isinstance(loaded.model, CpuDecoder) else {},
-            generation=loaded.generation_defaults,
+            generation=loaded.generation_defaults.chosen_by(config.generation_config),
             generates=loaded.generates,
             pooling=None if loaded.pooler is None else loaded.pooler.info,
             adapters=None if loaded.adapters is None else loaded.adapters.support,

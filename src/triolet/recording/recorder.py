@@ -41,15 +41,16 @@ from triolet.recording.model_digest import digest_of_model
 MAX_QUEUED_RECORDS: Final = 2**14
 # Some 40 bytes each in Python: a disk that hangs costs 160 MiB at most.
 MAX_QUEUED_TOKENS: Final = 2**22
-# A first record is a few KiB, most of it the paths of model and tokenizer.
-MAX_FIRST_LINE_BYTES: Final = 2**20
+# A first record is a few KiB, most of it paths, but for a chat template: 250,000 characters of at most 12 bytes.
+MAX_FIRST_LINE_BYTES: Final = 2**22
 # Time at the end of the engine for the digest of weights that have none yet, seconds. A request is not replayed without
 # one: an engine that lived for less than it takes to read a small model would leave a recording of no use.
 LAST_DIGEST_S: Final = 2.0
 
 # Fields that answers depend on, and limits that a request was checked against.
 FIELDS: Final = (
-    *("model", "tokenizer", "revision", "dtype", "convert", "quantization", "device", "max_model_len"),
+    *("model", "tokenizer", "chat_template", "revision", "dtype", "convert", "quantization", "device"),
+    "max_model_len",
     *("max_logprobs", "max_n", "max_stop_strings", "max_logit_bias", "max_bad_words", "max_grammar_bytes"),
     *("tool_parser", "reasoning_parser", "allow_special_tokens"),
     *("enable_lora", "max_lora_rank", "lora_dtype"),
@@ -84,6 +85,7 @@ class Recorder:
 
         Args:
             version: of triolet.
+            config: of the engine, with the text of a chat template that it names.
             weights: returns version and folder of the weights in use.
         """
         self._weights, self._is_on = weights, True

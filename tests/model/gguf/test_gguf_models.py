@@ -142,6 +142,15 @@ def ours(path: Path, **options: Any) -> list[int]:
     )
 
 
+def test_the_method_of_a_gguf_file_may_be_named_and_another_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q8_0")
+    assert ours(path, quantization="gguf") == ours(path)
+    with pytest.raises(
+        ConfigError, match=r"^quantization must be gguf or left out for model.gguf, which is in g"
+    ):
+        load_model(str(path), quantization="awq")
+
+
 # The types themselves are compared bit for bit; here one of them for each family, and all for one family.
 @pytest.mark.parametrize(
     ("family", "kind"),

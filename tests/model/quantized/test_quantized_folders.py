@@ -29,7 +29,7 @@ from tests.model.quantized import writers
 from tests.model.quantized.writers import Tensors, Writer, write_folders
 from tests.model.tiny import change_json, make_model
 from tests.source_tree import ROOT
-from triolet.errors import ModelError, UnsupportedModel
+from triolet.errors import ConfigError, ModelError, UnsupportedModel
 from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.folder.checkpoint import Checkpoint
@@ -209,6 +209,38 @@ async def test_a_quantised_folder_runs_in_a_process_and_can_be_rounded_again_on_
     plain, quantized = make_folders(tmp_path, "gptq-4")
     assert await tokens_of(quantized, "process") == await tokens_of(plain)
     assert await tokens_of(quantized, quantization="int8") == await tokens_of(plain, quantization="int8")
+
+
+METHODS = [
+    ("gptq-4", "gptq"),
+    ("awq", "awq"),
+    ("w4a16", "compressed-tensors"),
+    ("fp8-block", "fp8"),
+    ("bnb-int8", "bitsandbytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "method"), METHODS)
+async def test_the_method_of_a_folder_may_be_named_and_changes_nothing(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    _, quantized = make_folders(tmp_path, name)
+    assert await tokens_of(quantized, quantization=method) == await tokens_of(quantized)
+
+
+@pytest.mark.parametrize(("name", "method"), METHODS)
+def test_another_method_than_the_folders_is_refused_with_the_one_that_it_has(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    plain, quantized = make_folders(tmp_path, name)
+    for wrong in {one for _, one in METHODS} - {method} | {"mxfp4", "gguf"}:
+        rule = f"quantization must be {method} or left out for quantized, which is in {method}; got '{wrong}'"
+        with pytest.raises(ConfigError, match=f"^{rule}$"):
+            load_model(str(quantized), quantization=wrong)
+    with pytest.raises(
+        ConfigError, match=r"^quantization must be none or left out for plain, which is not quan"
+    ):
+        load_model(str(plain), quantization=method)
 
 
 def test_bits_that_lie_across_words_are_found() -> None:

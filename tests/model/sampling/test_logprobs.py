@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.model.sampling.test_sampler import Cases, edited, expected_draw
-from triolet.config.engine import LOGPROBS_MODES
+from triolet.config.choices import LOGPROBS_MODES
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import TokenLogprobs
 from triolet.model.sampling.sampler import SamplingBatch

@@ -13,11 +13,9 @@ from triolet.cli.loading import opened
 from triolet.cli.models.hub_cache import cached_models
 from triolet.cli.reply import Reply, explain_waiting
 from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
-from triolet.core.chat_template import ChatTemplate
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import AnswerEvent, AnswerParser, ReasoningPiece, TextPiece, plan_tools
-from triolet.core.tools.answer import thinking_switch_among, thinking_switch_of
-from triolet.errors import ChatTemplateError
+from triolet.core.tools.answer import thinking_switch_of
 
 if TYPE_CHECKING:
     from triolet.engine.engine import Engine
@@ -29,17 +27,14 @@ class LocalBackend:
 
     _nursery: trio.Nursery
     _config: EngineConfig
-    _template: str | None  # chat template in place of the model's own
     _engine: Engine = attrs.field(init=False)
     _leave: trio.Event = attrs.field(factory=trio.Event, init=False)  # ends the engine
     _has_left: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     @classmethod
-    async def open(
-        cls, stack: AsyncExitStack, config: EngineConfig, template: str | None = None
-    ) -> LocalBackend:
+    async def open(cls, stack: AsyncExitStack, config: EngineConfig) -> LocalBackend:
         """Load the model; the engine closes with `stack`."""
-        backend = cls(await stack.enter_async_context(trio.open_nursery()), config, template)
+        backend = cls(await stack.enter_async_context(trio.open_nursery()), config)
         await backend._load(config)
         stack.callback(backend.close)
         return backend
@@ -91,12 +86,7 @@ class LocalBackend:
 
     @property
     def thinking_switch(self) -> str | None:
-        if self._template is None:
-            return thinking_switch_of(self._engine.tokenizer)
-        try:
-            return thinking_switch_among(ChatTemplate(self._template).variables)
-        except ChatTemplateError:  # told with the first question
-            return None
+        return thinking_switch_of(self._engine.tokenizer)
 
     async def reply(self, request: ReplyRequest, reply: Reply, sink: ReplySink) -> None:
         engine = self._engine
@@ -122,16 +112,11 @@ class LocalBackend:
                     _deliver(parser.finish(), reply, sink)
 
     def _prompt(self, request: ReplyRequest) -> Any:
-        if request.thinks is None and self._template is None:
+        if request.thinks is None:
             return request.messages
         switch = self.thinking_switch
-        values = {} if request.thinks is None or switch is None else {switch: request.thinks}
-        return {
-            "messages": request.messages,
-            "tools": None,
-            "chat_template": self._template,
-            "chat_template_kwargs": values,
-        }
+        values = {} if switch is None else {switch: request.thinks}
+        return {"messages": request.messages, "tools": None, "chat_template_kwargs": values}
 
     async def models(self) -> list[ModelEntry]:
         found = [ModelEntry(BUILT_IN_MODEL, "ships with triolet")]

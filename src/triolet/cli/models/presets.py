@@ -35,8 +35,8 @@ VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
 SYSTEM_FILE: Final = Path("/etc/triolet/config.toml")
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 SAMPLING: Final = frozenset(one.name for one in SAMPLING_OPTIONS)
-# MODEL is a field of the preset itself, and `seed` is one of its sampling.
-ENGINE: Final = EngineConfig.rules().keys() - {"model", "seed"}
+# MODEL and the template are fields of the preset itself, and `seed` is one of its sampling.
+ENGINE: Final = EngineConfig.rules().keys() - {"model", "chat_template", "seed"}
 HIDDEN: Final = "(set)"  # in place of a secret
 
 
@@ -56,6 +56,11 @@ class Preset:
     template: str | None = None  # chat template in place of the model's own, in Jinja
     sampling: Mapping[str, Any] = attrs.field(factory=dict)  # by field of `SamplingParams`
     engine: Mapping[str, str] = attrs.field(factory=dict)  # texts, by field of `EngineConfig`
+
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        """Return the texts of `engine`, and the template as the engine's field."""
+        return {**self.engine, **({} if self.template is None else {"chat_template": self.template})}
 
     def described(self) -> dict[str, Any]:
         """Return what was set, without secrets."""

@@ -30,6 +30,10 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
+    def chosen_by(self, generation_config: str) -> GenerationDefaults:
+        """Return the defaults that `EngineConfig.generation_config` leaves: with `vllm` what ends an answer alone."""
+        return GenerationDefaults(eos_token_ids=self.eos_token_ids) if generation_config == "vllm" else self
+
     def sampling_params(self) -> SamplingParams:
         """Return the parameters of a request that gives none.
 

@@ -21,6 +21,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from triolet.config.choices import rounding_of
 from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import BlockLoad, BlockSave, PlanRow, RowResult, StepPlan, StepResult
@@ -217,7 +218,7 @@ def store_of(config: EngineConfig, info: ModelInfo, cache: Sequence[LayerCache])
             info.device,
             info.dtype,
             info.cpu_kernels,
-            config.quantization,
+            rounding_of(config.quantization) or "none",
             config.lora_dtype,
             config.max_model_len,  # decides how a model with two ranges of positions (LongRoPE) places tokens
         ]

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from triolet.errors import UnsupportedModel
+from triolet.errors import ConfigError, UnsupportedModel
 from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
 from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
@@ -134,14 +134,42 @@ def format_of(config: Mapping[str, Any], folder: Path) -> QuantizedFormat:
     """
     fields = Fields(folder / "config.json", dict(config)).section(SECTION)
     assert fields is not None
-    method = fields.text("quant_method", "")
-    if not method and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
-        method = "bitsandbytes"  # early versions do not name themselves
+    method = _method_of(fields)
     if method not in FORMATS:
         raise UnsupportedModel(
             f"{fields.path}: {SECTION}.quant_method must be one of {', '.join(FORMATS)}; got {method!r}"
         )
     return FORMATS[method](fields)
+
+
+def check_method(method: str, config: Mapping[str, Any], folder: Path) -> None:
+    """Check that a model is stored in the way that `EngineConfig.quantization` names.
+
+    Args:
+        method: one of `STORED_METHODS`.
+        config: contents of config.json; empty for a GGUF file.
+        folder: of the model, or its GGUF file.
+    Raises:
+        ConfigError: it is stored in another way; says in which.
+        ModelFileError: `quantization_config` is wrong.
+    """
+    if folder.is_file():
+        found = "gguf"
+    else:
+        fields = Fields(folder / "config.json", dict(config)).section(SECTION)
+        found = _method_of(fields) if fields is not None and fields.values else ""
+    if found != method:
+        what = f"in {found}" if found else "not quantized"
+        rule = f"{found or 'none'} or left out for {folder.name}, which is {what}"
+        raise ConfigError("quantization", rule, method)
+
+
+def _method_of(fields: Fields) -> str:
+    """Return the method that a `quantization_config` names; empty if it names none."""
+    method = fields.text("quant_method", "")
+    if not method and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
+        return "bitsandbytes"  # early versions do not name themselves
+    return method
 
 
 def modules_of(checkpoint: Checkpoint, fmt: QuantizedFormat) -> list[str]:

@@ -15,6 +15,7 @@ Not even these have a piece for each token: what a part of a character becomes d
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -295,10 +296,10 @@ def load_configured_tokenizer(config: EngineConfig, folder: Path) -> TextTokeniz
     """Read the tokenizer that a configuration names, by default that of the model; None if the model has none.
 
     Args:
-        config: of the engine.
+        config: of the engine; its chat template, if it has one, takes the place of the tokenizer's.
         folder: of the model, or its GGUF file.
     Raises:
-        ConfigError: a tokenizer that was named is not there.
+        ConfigError: a tokenizer that was named is not there, or `chat_template` is no template.
         ModelError: it cannot be read.
     """
     tokenizer = load_tokenizer(
@@ -308,7 +309,43 @@ def load_configured_tokenizer(config: EngineConfig, folder: Path) -> TextTokeniz
     )
     if tokenizer is None and config.tokenizer is not None:
         raise ConfigError("tokenizer", "a folder with a tokenizer", config.tokenizer)
-    return tokenizer
+    if config.chat_template is None:
+        return tokenizer
+    if tokenizer is None:
+        raise ConfigError("chat_template", "left out for a model without a tokenizer", config.chat_template)
+    return with_template(tokenizer, config.chat_template)
+
+
+def with_template(tokenizer: TextTokenizer, given: str) -> TextTokenizer:
+    """Return a tokenizer with another chat template, for chats with tools as well.
+
+    Args:
+        tokenizer: of the model.
+        given: path of a file with a template, or the text of one.
+    Raises:
+        ConfigError: `chat_template` names no readable file, or is no template.
+    """
+    template = _compiled_or_error(source := _given_source(given), tokenizer.template_tokens)
+    if isinstance(template, ChatTemplateError) or "{" not in source:
+        is_broken = isinstance(template, ChatTemplateError)
+        reason = str(template).rstrip(".") if is_broken else "it shows no messages"
+        raise ConfigError("chat_template", f"a chat template in Jinja ({reason})", given)
+    return attrs.evolve(
+        tokenizer, chat_template=template, tool_template=None, json=tokenizer.tokenizer_json()
+    )
+
+
+def _given_source(given: str) -> str:
+    """Return the text of a template that is given as a file or as itself."""
+    path = os.path.expanduser(given)
+    if "{" in given and not os.path.isfile(path):
+        return given
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        rule = f"the path of a readable text file, or the text of a chat template in Jinja ({reason})"
+        raise ConfigError("chat_template", rule, given) from None
 
 
 def load_tokenizer(
