@@ -23,6 +23,8 @@ RENAMED: Final = {
     "max_num_queued_tokens": "max_queued_tokens",
     "data_parallel_size": "replicas",
 }
+# vLLM's names that differ; others are the same here, or refused.
+REASONING_PARSERS: Final = {"": "auto", "openai_gptoss": "gpt_oss"}
 # torch's names, which vLLM takes as well.
 DTYPES: Final = {"half": "float16", "float": "float32"}
 
@@ -254,8 +256,8 @@ class EngineArgs:
             del fields["runner"]
         if fields.get("convert") == "none":
             fields["convert"] = "auto"
-        if fields.get("reasoning_parser") == "":
-            fields["reasoning_parser"] = "auto"
+        if isinstance(reasoning := fields.get("reasoning_parser"), str):
+            fields["reasoning_parser"] = REASONING_PARSERS.get(reasoning, reasoning)
         for name in _CHOSEN_FOR_NONE & fields.keys():
             if fields[name] is None:
                 del fields[name]
