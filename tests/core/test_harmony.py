@@ -185,14 +185,14 @@ def test_pieces_are_passed_on_as_they_come() -> None:
 )
 @pytest.mark.parametrize("header", ["", FINAL])
 def test_marks_that_make_no_header_are_text(header: str, text: str) -> None:
-    for cuts in ([], range(1, len(header + text))):
+    for cuts in (range(0), range(1, len(header + text))):
         assert read(parser(), header + text, cuts) == [TextPiece(text)]
 
 
 def test_strings_of_arguments_may_hold_marks() -> None:
     arguments = '{"code": "<|end|><|start|>assistant<|channel|>final<|message|>"}'
     text = f"{CALL_F}{arguments}<|call|>"
-    for cuts in ([], range(1, len(text))):
+    for cuts in (range(0), range(1, len(text))):
         assert read(parser(), text, cuts) == call(0, "f", arguments)
 
 
@@ -209,7 +209,7 @@ def test_arguments_that_are_no_object_end_a_call_that_is_not_valid(arguments: st
 def test_a_call_of_what_may_not_be_called_is_text_with_its_header(written: str, name: str) -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     text = written.replace("NAME", name)
-    for cuts in ([], range(1, len(text))):
+    for cuts in (range(0), range(1, len(text))):
         assert read(parser(tool_choice=allowed), f"{text}<|call|>", cuts) == [TextPiece(text)]
 
 
@@ -249,7 +249,7 @@ def test_what_is_said_before_an_answer_of_a_form_is_reasoning() -> None:
     ],
 )  # fmt: skip
 def test_an_answer_goes_on_where_the_prompt_ends(prompt: str, text: str, events: list[AnswerEvent]) -> None:
-    for cuts in ([], range(1, len(text))):
+    for cuts in (range(0), range(1, len(text))):
         assert read(parser(prompt), text, cuts) == events
 
 

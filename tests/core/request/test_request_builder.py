@@ -545,8 +545,8 @@ def test_reasoning_in_messages_ends_with_the_header_of_the_final_one() -> None:
         freeing_token_ids=((5, 6), (5, 9)),
     )
     assert found == Constraint(grammar=GRAMMAR, thinking=thinking)
-    found = constrained(IN_FINAL, None, parser="gpt_oss", structured_outputs=GRAMMAR)
-    assert found == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
+    behind = constrained(IN_FINAL, None, parser="gpt_oss", structured_outputs=GRAMMAR)
+    assert behind == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
 
 
 def test_a_form_of_reasoning_and_answer_together_begins_with_the_answer() -> None:
