@@ -34,7 +34,14 @@ from triolet.compat.engine_args import DEFAULTS
 from triolet.compat.views import Tokenizer
 from triolet.config.engine import EngineConfig
 from triolet.config.vllm_names import DROPPED
-from triolet.errors import AdapterError, EngineClosed, InvalidRequest, StreamMisused, UnsupportedFeature
+from triolet.errors import (
+    AdapterError,
+    ConfigError,
+    EngineClosed,
+    InvalidRequest,
+    StreamMisused,
+    UnsupportedFeature,
+)
 from triolet.nano import PATH
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
@@ -185,6 +192,14 @@ def test_another_value_than_the_default_of_vllm_is_refused_by_name(name: str) ->
 
 def test_the_default_of_an_argument_that_is_not_honoured_can_be_read() -> None:
     assert (EngineArgs().nnodes, EngineArgs().mm_processor_cache_type) == (1, "lru")
+
+
+def test_the_formats_of_gpt_oss_may_have_the_names_that_vllm_gives_them() -> None:
+    assert EngineConfig(tool_parser="openai").tool_parser == "gpt_oss"
+    assert EngineArgs(reasoning_parser="openai_gptoss").config.reasoning_parser == "gpt_oss"
+    assert EngineArgs(reasoning_parser="deepseek_r1").config.reasoning_parser == "deepseek_r1"
+    with pytest.raises(ConfigError, match="reasoning_parser must be "):
+        EngineArgs(reasoning_parser="step3")
 
 
 def test_the_kinds_of_models_of_vllm_mean_what_the_folder_says() -> None:

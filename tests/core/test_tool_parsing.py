@@ -25,7 +25,9 @@ from triolet.core.tools import (
     plan_tools,
 )
 from triolet.core.tools.answer import (
+    effort_values,
     reasoning_parser_named,
+    template_efforts_of,
     thinking_switch_of,
     thinks_at,
     tool_parser_named,
@@ -461,6 +463,39 @@ def test_a_template_whose_calls_are_no_json_has_no_known_format(mark: str) -> No
 )
 def test_an_effort_asks_for_reasoning_or_against_it(effort: str | None, thinks: bool | None) -> None:
     assert thinks_at(effort) is thinks
+
+
+LOW_TO_HIGH = {"low": "low", "medium": "medium", "high": "high"}
+
+
+@pytest.mark.parametrize(
+    ("template", "efforts"),
+    [
+        (
+            "{{ reasoning_effort }}",
+            {"none": "low", "minimal": "low", **LOW_TO_HIGH, "xhigh": "high", "max": "high"},
+        ),
+        (
+            "{{ 'no' if reasoning_effort == 'none' else reasoning_effort }}",
+            {"none": "none", "minimal": "low", **LOW_TO_HIGH, "xhigh": "high", "max": "high"},
+        ),
+        (
+            '{{ reasoning_effort in ["minimal", "xhigh"] }}',
+            {"none": "low", "minimal": "minimal", **LOW_TO_HIGH, "xhigh": "xhigh", "max": "high"},
+        ),
+    ],
+)
+def test_a_template_that_reads_an_effort_gets_the_nearest_that_it_takes(
+    template: str, efforts: dict[str, str]
+) -> None:
+    owner = Owner(template, frozenset({"reasoning_effort"}))
+    assert template_efforts_of(owner) == efforts
+    assert template_efforts_of(attrs.evolve(owner, template_variables=frozenset())) == {}
+    assert template_efforts_of(object()) == {}
+    assert effort_values("xhigh", None, efforts) == {"reasoning_effort": efforts["xhigh"]}
+    both = {"enable_thinking": False, "reasoning_effort": efforts["none"]}
+    assert effort_values("none", "enable_thinking", efforts) == both
+    assert effort_values(None, "enable_thinking", efforts) == {}
 
 
 # -------------------------------------------------------------------------------------- what is asked

@@ -273,6 +273,18 @@ def test_an_effort_sets_the_switch_of_the_template(effort: str | None, values: d
     assert request.prompt(request.plan("hermes"), "thinking")["chat_template_kwargs"] == {"thinking": False}
 
 
+def test_a_template_that_reads_an_effort_gets_it_unless_the_client_sets_the_value_itself() -> None:
+    efforts = {"low": "low", "high": "high"}
+    response = CreateResponse.of({"model": "m", "input": "x", "reasoning": {"effort": "high"}})
+    prompt: Any = response.prompt([{"role": "user", "content": "x"}], plan_tools(), None, efforts)
+    assert prompt["chat_template_kwargs"] == {"reasoning_effort": "high"}
+    request = ChatRequest.of(body(reasoning_effort="high"))
+    assert request.prompt(plan_tools(), None, efforts)["chat_template_kwargs"] == {"reasoning_effort": "high"}
+    request = ChatRequest.of(body(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"}))
+    assert request.prompt(plan_tools(), None, efforts)["chat_template_kwargs"] == {"reasoning_effort": "low"}
+    assert ChatRequest.of(body()).prompt(plan_tools(), None, efforts)["chat_template_kwargs"] == {}
+
+
 # ------------------------------------------------------------------------------------------ answers
 
 

@@ -15,7 +15,10 @@ from triolet.core.tools import TextPiece, ToolCallEnd, plan_tools
 from triolet.ipc.grammar import MaskQuestion
 from triolet.structured_outputs.compiler import Grammar, InvalidGrammar
 
-MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
+MARKS = [
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
+]
 NUMBER = {
     "type": "object",
     "properties": {"x": {"$ref": "#/$defs/digit"}},
@@ -29,6 +32,9 @@ TOOLS = [
 ]
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 OTHER = '{"name": "ff", "arguments": {"any": [null]}}'
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+CALL_F, CALL_FF = (f"<|channel|>commentary to=functions.{name}" for name in ("f", "ff"))
 LLAMA, LLAMA_OTHER = (text.replace("arguments", "parameters") for text in (CALL, OTHER))
 MUST_GO_ON, MAY_END, OVER = "must go on", "may end", "over"
 
@@ -48,8 +54,9 @@ def grammar(
     parallel: bool = True,
     tools: Any = TOOLS,
     form: StructuredOutputsParams | None = None,
+    choice: Any = "auto",
 ) -> Grammar:
-    plan = plan_tools(tools, tool_parser=tool_parser, parallel_tool_calls=parallel, form=form)
+    plan = plan_tools(tools, choice, tool_parser=tool_parser, parallel_tool_calls=parallel, form=form)
     assert plan.structured_outputs is not None
     return Grammar(tokens(tokenizer), plan.structured_outputs)
 
@@ -99,6 +106,16 @@ CASES = [
     ("mistral", False, f"[TOOL_CALLS][{CALL}]", OVER),
     ("mistral", False, f"[TOOL_CALLS][{CALL},", "stopped before ,"),
     ("mistral", False, 'ab[TOOL_CALLS]f[ARGS]{"x": 1}', OVER),
+    ("gpt_oss", True, f"{FINAL}any text, é {{ <|", MAY_END),
+    ("gpt_oss", True, f"{ANALYSIS}ab <|x|>{NEXT}{ANALYSIS}b{NEXT}{FINAL}a", MAY_END),
+    ("gpt_oss", True, f"{ANALYSIS}ab", MUST_GO_ON),
+    ("gpt_oss", True, f"{ANALYSIS}ab{NEXT}", MUST_GO_ON),
+    ("gpt_oss", True, f'{ANALYSIS}ab{NEXT}{CALL_F} <|constrain|>json<|message|>{{"x": 1}}', OVER),
+    ("gpt_oss", True, f'<|channel|>commentary<|message|>ab{NEXT}{CALL_F}<|message|>{{"x": 2}}', OVER),
+    ("gpt_oss", False, ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}', OVER),
+    ("gpt_oss", True, f'{CALL_FF}<|message|>{{"x": 3}}', OVER),
+    ("gpt_oss", True, f'{CALL_F}<|message|>{{"x": 3', "stopped before 3"),
+    ("gpt_oss", True, "ab", "stopped before ab"),
 ]
 
 
@@ -149,6 +166,11 @@ EITHER_CASES = [
     ("mistral", False, f"[TOOL_CALLS][{CALL}]", OVER),
     ("mistral", False, '[TOOL_CALLS]f{"x": 1}', OVER),
     ("mistral", False, '{"a": 1}', OVER),
+    ("gpt_oss", True, f'{ANALYSIS}ab{NEXT}{FINAL}{{"a": 1}}', OVER),
+    ("gpt_oss", True, '<|channel|>final <|constrain|>json<|message|>{"a": 2', "stopped before 2"),
+    ("gpt_oss", True, f'{CALL_F}<|message|>{{"x": 1}}', OVER),
+    ("gpt_oss", True, f"{FINAL}ab", "stopped before ab"),
+    ("gpt_oss", True, f'{CALL_F}<|message|>{{"x": 3', "stopped before 3"),
 ]
 
 
@@ -165,6 +187,37 @@ def test_an_answer_is_nothing_but_calls_or_of_the_form(
         assert followed(tokenizer, bound, text) == end
 
 
+FORCED_CASES = [
+    ("required", f'{ANALYSIS}ab{NEXT}{CALL_F}<|message|>{{"x": 1}}', OVER),
+    ("required", f'<|channel|>commentary<|message|>ab{NEXT}{CALL_FF}<|message|>{{"x": 3}}', OVER),
+    ("required", "<|channel|>final", "stopped before final"),
+    ({"type": "function", "name": "f"}, f'{CALL_F} <|constrain|>json<|message|>{{"x": 2}}', OVER),
+    ({"type": "function", "name": "f"}, f'{CALL_F}<|message|>{{"x": 3', "stopped before 3"),
+    ({"type": "function", "name": "f"}, CALL_FF, "stopped before f"),
+]
+
+
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(("choice", "text", "end"), FORCED_CASES)
+def test_a_forced_call_of_gpt_oss_comes_behind_its_reasoning(
+    kind: str, choice: Any, text: str, end: str
+) -> None:
+    tokenizer = vocabulary(kind)
+    bound = grammar(tokenizer, "gpt_oss", choice=choice)
+    assert followed(tokenizer, bound, text) == end
+    assert followed(tokenizer, bound, text, spelled=True) == end
+
+
+@pytest.mark.parametrize("mark", ["<|start|>", "<|channel|>", "<|return|>", "<|call|>"])
+def test_no_text_of_gpt_oss_holds_a_mark_that_could_begin_a_call(mark: str) -> None:
+    tokenizer = vocabulary("special")
+    bound = grammar(tokenizer, "gpt_oss")
+    for beginning in (ANALYSIS, FINAL):
+        stopped = followed(tokenizer, bound, beginning + mark)
+        assert stopped == f"stopped before {mark}"
+        assert followed(tokenizer, bound, beginning + mark, spelled=True) == "stopped before >"
+
+
 @pytest.mark.parametrize("kind", ["text", "special"])
 def test_where_calls_have_no_mark_no_form_looks_like_one(kind: str) -> None:
     tokenizer = vocabulary(kind)
@@ -179,9 +232,15 @@ def test_where_calls_have_no_mark_no_form_looks_like_one(kind: str) -> None:
     assert followed(tokenizer, bound, '{"parameters": 3}') == OVER
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes", "llama3_json", "mistral"])
+@pytest.mark.parametrize("tool_parser", ["hermes", "llama3_json", "mistral", "gpt_oss"])
 def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(tool_parser: str) -> None:
-    opening = {"hermes": "ab <tool_call>", "llama3_json": " {", "mistral": "ab[TOOL_CALLS]"}[tool_parser]
+    openings = {
+        "hermes": "ab <tool_call>",
+        "llama3_json": " {",
+        "mistral": "ab[TOOL_CALLS]",
+        "gpt_oss": CALL_F,
+    }
+    opening = openings[tool_parser]
     tokenizer = vocabulary("added")
     plan = plan_tools(TOOLS[:1], tool_parser=tool_parser, parallel_tool_calls=False)
     assert plan.structured_outputs is not None

@@ -78,6 +78,10 @@ class SectionedCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self._explained(error, words) from None
+        except click.UsageError as error:
+            if "--served-model-name" not in words or "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
 
     def _explained(self, error: click.NoSuchOption, words: Sequence[str]) -> click.UsageError:
         """Return the error for an unknown option, which says what an option of vLLM's is here."""
@@ -87,15 +91,6 @@ class SectionedCommand(click.Command):
             flag = next(filter(None, map(short_flag_of, words)), flag)
         hint = flag_hint(flag, known) if "--max-model-len" in known else None
         return error if hint is None else click.UsageError(f"no such option {flag}: {hint}", error.ctx)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        is_named = "--served-model-name" in args  # the parser takes the list apart
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if not is_named or "unexpected extra argument" not in error.message:
-                raise
-            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -361,12 +361,12 @@ class EngineConfig(Configuration):
     tool_parser: str = option(
         "Format in which the model writes tool calls; auto detects it from the chat template.",
         default="auto",
-        rule=one_of(choices.TOOL_PARSERS),
+        rule=one_of(choices.TOOL_PARSERS, choices.TOOL_PARSER_ALIASES),
     )
     reasoning_parser: str = option(
         "Format in which the model marks its reasoning; auto detects it from the chat template.",
         default="auto",
-        rule=one_of(choices.REASONING_PARSERS),
+        rule=one_of(choices.REASONING_PARSERS, choices.REASONING_PARSER_ALIASES),
     )
     speculative: str = option(
         "Speculative decoding, which computes several tokens in one step: ngram takes the draft from an earlier "

@@ -21,7 +21,7 @@ from triolet.core.tools import (
     ToolCallEnd,
     ToolPlan,
 )
-from triolet.core.tools.answer import thinks_at
+from triolet.core.tools.answer import effort_values
 from triolet.protocol.errors import missing, wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest, shown_token
 from triolet.protocol.json.structuring import CONVERTER, Wrong
@@ -92,7 +92,8 @@ class ChatRequest(OffersTools, GenerationRequest):
     # `none`, `auto`, `required`, or the function that must be called.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
-    # `none` or `minimal` switches reasoning off where the chat template can, and a higher effort on.
+    # `none` or `minimal` switches reasoning off where the chat template can, and a higher effort on. A template that
+    # reads `reasoning_effort` gets it.
     reasoning_effort: str | None = None
     # Further values for the chat template.
     chat_template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
@@ -111,21 +112,20 @@ class ChatRequest(OffersTools, GenerationRequest):
     def num_logprobs(self) -> int | None:
         return self.sampling.get("logprobs", 0) if self.logprobs else None
 
-    def prompt(self, plan: ToolPlan, thinking_switch: str | None = None) -> Any:
+    def prompt(
+        self, plan: ToolPlan, thinking_switch: str | None = None, efforts: Mapping[str, str] | None = None
+    ) -> Any:
         """Return the prompt for `Engine.generate`.
 
         Args:
-            thinking_switch: value of the chat template that the effort sets; without one it says nothing.
+            thinking_switch: value of the chat template that the effort sets; None for none.
+            efforts: what the chat template takes as `reasoning_effort`, by effort; empty or None for no such value.
         """
-        messages = list(self.messages.messages)
-        values = dict(self.chat_template_kwargs)
-        thinks = thinks_at(self.reasoning_effort)
-        if thinking_switch is not None and thinks is not None:
-            values.setdefault(thinking_switch, thinks)
+        values = effort_values(self.reasoning_effort, thinking_switch, efforts or {})
         return {
-            "messages": messages,
+            "messages": list(self.messages.messages),
             "tools": plan.template_tools,
-            "chat_template_kwargs": values,
+            "chat_template_kwargs": {**values, **self.chat_template_kwargs},
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "add_special_tokens": self.add_special_tokens,

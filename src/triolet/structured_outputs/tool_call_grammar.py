@@ -7,17 +7,20 @@ look like the beginning of one. With a schema for other output there is no free 
     hermes       text <tool_call> call </tool_call> text ...
     llama3_json  an answer that begins with { is a call, and so is what follows <|python_tag|>
     mistral      text [TOOL_CALLS] and a list of calls, or a name, perhaps [CALL_ID] or [ARGS], and arguments; text ...
+    gpt_oss      messages of reasoning, and of text before a call; then the message to the user, or one call
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from triolet.core.tools.call_schema import call_schema, embedded
+from triolet.core.tools.harmony import CHANNEL, CONSTRAIN, ENDINGS, FUNCTIONS, MESSAGE, START
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 
 SPACE = r"SPACE: /[ \t\r\n]{1,16}/"
@@ -33,8 +36,20 @@ def tool_calls_source(
         json_rule: returns the rule of a schema.
         special_token: the id of a text that is one special token, or None.
     """
-    writer = _Writer(calls["tools"], calls["parallel"], calls.get("form"), json_rule, special_token)
-    lines = {"hermes": writer.hermes, "llama3_json": writer.llama3_json, "mistral": writer.mistral}
+    writer = _Writer(
+        calls["tools"],
+        calls["parallel"],
+        calls.get("form"),
+        json_rule,
+        special_token,
+        is_required=calls.get("required", False),
+    )
+    lines = {
+        "hermes": writer.hermes,
+        "llama3_json": writer.llama3_json,
+        "mistral": writer.mistral,
+        "gpt_oss": writer.gpt_oss,
+    }
     return "\n".join(["%llguidance {}", *lines[calls["format"]](), SPACE])
 
 
@@ -45,6 +60,7 @@ class _Writer:
     form: dict[str, Any] | None
     json_rule: Callable[[Any], str]
     special_token: SpecialToken
+    is_required: bool = False  # True if the answer must call
 
     def hermes(self) -> list[str]:
         more = "tool_call* TEXT" if self.parallel else "tool_call | TEXT"
@@ -85,6 +101,31 @@ class _Writer:
             self._call("arguments"),
             *self._opening("[TOOL_CALLS]"),
             "CALL_ID: /[a-zA-Z0-9]{1,64}/",
+        ]
+
+    def gpt_oss(self) -> list[str]:
+        end, channel, message = ENDINGS[0], self._mark(CHANNEL), self._mark(MESSAGE)
+        # Text before a call has no place beside a form, which all text of the answer has.
+        said = '"analysis"' if self.form is not None else '("analysis" | "commentary")'
+        last = "call" if self.is_required else "call | final"
+        marks = "|".join(map(re.escape, (START, CHANNEL, *ENDINGS)))
+        named = (
+            f'{channel} "commentary" {to} kind? {message} {arguments}'
+            f' | {to} {channel} "commentary" kind? {message} {arguments}'
+            for tool in self.tools
+            for to in [json.dumps(f" to={FUNCTIONS}{tool['name']}")]
+            for arguments in [self.json_rule(tool["parameters"])]
+        )
+        return [
+            f"start: said* ({last})",
+            f'said: {channel} {said} {message} ended {self._mark(START)} "assistant"',
+            *text_until_delimiter("ended", end, self.special_token),
+            f'final: {channel} "final" kind? {message} {"TEXT" if self.form is None else "form"}',
+            *([] if self.form is None else [f"form: {self.json_rule(self.form)}"]),
+            "call: " + " | ".join(named),
+            f'kind: " "? {self._mark(CONSTRAIN)} "json" | " json"',
+            # No other mark: to the parser it would begin a message, whether or not it is one token.
+            rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({marks})(.|\n)*/",
         ]
 
     def _start(self, more: str, only: str, form: dict[str, Any] | None = None) -> Iterable[str]:

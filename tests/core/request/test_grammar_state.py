@@ -242,6 +242,60 @@ def test_the_end_of_a_budget_is_not_said_twice() -> None:
     assert thinking.forced_token_id(answer) == 6
 
 
+def harmony(*, budget: int | None = None) -> ThinkingRules:
+    """Rules of reasoning in messages: 1 ends one, 2 3 begins the next, 5 6 7 is the header of the last one."""
+    return ThinkingRules(
+        opening_token_ids=(5, 8, 7),
+        closing_token_ids=(5, 6, 7),
+        is_open=True,
+        budget=budget,
+        num_certain=2,
+        lead_token_ids=(1, 2, 3),
+        freeing_token_ids=((5, 6), (5, 9)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "forced"),
+    [([], None), ([5], None), ([5, 8, 7, 0], None), ([5, 6], 7), ([5, 8, 7, 0, 5, 6], 7)],
+)
+def test_the_rest_of_a_closing_mark_follows_its_certain_beginning(
+    answer: list[int], forced: int | None
+) -> None:
+    thinking = Thinking(harmony(), is_bound=True)
+    thinking.follow(answer)
+    assert (thinking.ended, thinking.forced_token_id(answer)) == (None, forced)
+
+
+@pytest.mark.parametrize(
+    ("answer", "whole"),
+    [
+        ([], [5, 6, 7]),  # the prompt ends with what stands before the mark
+        ([5, 8, 7, 0], [5, 8, 7, 0, 1, 2, 3, 5, 6, 7]),
+        ([5, 8, 7, 0, 1], [5, 8, 7, 0, 1, 2, 3, 5, 6, 7]),
+        ([5, 8, 7, 0, 1, 2, 3], [5, 8, 7, 0, 1, 2, 3, 5, 6, 7]),
+    ],
+)
+def test_a_spent_budget_writes_what_stands_before_the_closing_mark(
+    answer: list[int], whole: list[int]
+) -> None:
+    thinking, said = Thinking(harmony(budget=0), is_bound=True), list(answer)
+    thinking.follow(said)
+    while thinking.ended is None:
+        forced = thinking.forced_token_id(said)
+        assert forced is not None
+        said.append(forced)
+        thinking.follow(said)
+    assert said == whole
+
+
+@pytest.mark.parametrize(("is_bound", "ended"), [(True, None), (False, 6)])
+def test_a_call_ends_the_reasoning_of_an_answer_without_a_form(is_bound: bool, ended: int | None) -> None:
+    thinking, answer = Thinking(harmony(budget=9), is_bound=is_bound), [5, 8, 7, 0, 5, 9, 7, 0]
+    thinking.follow(answer)
+    assert thinking.ended == ended
+
+
 def test_a_mask_of_all_but_some_tokens_lacks_those_of_the_vocabulary() -> None:
     assert all_but((9, 0, 20, 999), 20) == b"\xfe\xfd\xff"
 

@@ -35,7 +35,7 @@ class Config:
 
     request_limits: RequestLimits = EngineConfig().request_limits
     stream_interval: int = 1
-    max_grammar_bytes: int = 8
+    max_grammar_bytes: int = 100
     reasoning_parser: str = "none"
     model_name: str = "org/model"
 
@@ -537,11 +537,58 @@ def test_a_template_that_opens_reasoning_itself_has_done_so_if_there_is_any(
     assert found == Constraint(grammar=GRAMMAR, thinking=thinking)
 
 
+HARMONY = [
+    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>final"),
+    *("<|end|><|start|>assistant", "<|channel|>final", "<|channel|>commentary"),
+]
+CALLS = StructuredOutputsParams(
+    tool_calls={"format": "gpt_oss", "tools": [{"name": "f", "parameters": {}}], "parallel": True}
+)
+IN_FINAL = "<|start|>assistant<|channel|>final<|message|>So"
+
+
+def test_reasoning_in_messages_ends_with_the_header_of_the_final_one() -> None:
+    said = ids(marks_token_ids=((5, 8, 7), (5, 6, 7), (5, 6), (1, 2, 3), (5, 6), (5, 9)))
+    asked, found = constrained("hi", said, None, parser="gpt_oss", structured_outputs=GRAMMAR)
+    assert asked == [Tokenize(None, marks=tuple(HARMONY)), GRAMMAR]
+    thinking = ThinkingRules(
+        opening_token_ids=(5, 8, 7),
+        closing_token_ids=(5, 6, 7),
+        is_open=True,
+        num_certain=2,
+        lead_token_ids=(1, 2, 3),
+        freeing_token_ids=((5, 6), (5, 9)),
+    )
+    assert found == Constraint(grammar=GRAMMAR, thinking=thinking)
+    behind = constrained(IN_FINAL, None, parser="gpt_oss", structured_outputs=GRAMMAR)
+    assert behind == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
+
+
+def test_a_form_of_reasoning_and_answer_together_begins_with_the_answer() -> None:
+    found = constrained("hi", None, parser="gpt_oss", structured_outputs=CALLS)
+    assert found == ([CALLS], Constraint(grammar=CALLS, thinking=None))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "field"),
+    [
+        ("hi", {"thinking_token_budget": 5}, "thinking_token_budget"),
+        (IN_FINAL, {}, "continue_final_message"),
+    ],
+)
+def test_what_a_form_of_reasoning_and_answer_together_leaves_no_room_for_is_refused(
+    prompt: str, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(UnsupportedFeature, match=f"{field} must be .* beside calls of tools") as caught:
+        constrained(prompt, parser="gpt_oss", structured_outputs=CALLS, **fields)
+    assert caught.value.field == field
+
+
 def test_a_grammar_has_a_largest_size() -> None:
-    largest = StructuredOutputsParams(regex="a" * 8)
+    largest = StructuredOutputsParams(regex="a" * 100)
     assert constrained("", None, structured_outputs=largest, parser="none")[0] == [largest]
-    with pytest.raises(InvalidParams, match=r"at most 8 bytes \(max_grammar_bytes\), got 9"):
-        constrained("", None, structured_outputs={"regex": "a" * 9}, parser="none")
+    with pytest.raises(InvalidParams, match=r"at most 100 bytes \(max_grammar_bytes\), got 101"):
+        constrained("", None, structured_outputs={"regex": "a" * 101}, parser="none")
 
 
 # ------------------------------------------------------------------------------------ the request

@@ -87,7 +87,10 @@ def test_exactly_one_kind_must_be_given() -> None:
             {"structural_tag": {"structures": [{"begin": "f", "schema": {}, "end": ""}], "triggers": ["<"]}},
             "structures that begin with one of its triggers, got 'f'",
         ),
-        ({"tool_calls": {}}, "tool_calls must have a format of hermes, llama3_json, mistral, got None"),
+        (
+            {"tool_calls": {}},
+            "tool_calls must have a format of hermes, llama3_json, mistral, gpt_oss, got None",
+        ),
         ({"tool_calls": {"format": []}}, "tool_calls must have a format of"),
         ({"tool_calls": {"format": "hermes", "tools": []}}, "tool_calls must have parallel, true or false"),
         (
@@ -269,7 +272,8 @@ def test_each_structure_begins_with_a_trigger() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"format": name} for name in ("hermes", "llama3_json", "mistral")),
+        *({"format": name} for name in ("hermes", "llama3_json", "mistral", "gpt_oss")),
+        *({"format": "gpt_oss", "required": required} for required in (False, True)),
         {"parallel": False},
         {"form": {}},
         {"tools": [TOOL, TOOL | {"name": "g"}]},
@@ -285,9 +289,17 @@ def test_calls_of_tools_have_a_format_and_tools(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": "xml"}, "must have a format of hermes, llama3_json, mistral, got 'xml'"),
-        ({"format": ["hermes"]}, "must have a format of hermes, llama3_json, mistral, got ['hermes']"),
+        ({"format": "xml"}, "must have a format of hermes, llama3_json, mistral, gpt_oss, got 'xml'"),
+        (
+            {"format": ["hermes"]},
+            "must have a format of hermes, llama3_json, mistral, gpt_oss, got ['hermes']",
+        ),
         ({"parallel": 1}, "must have parallel, true or false, got 1"),
+        ({"required": True}, "must have required, true or false, in the format gpt_oss only, got True"),
+        (
+            {"format": "gpt_oss", "required": 1},
+            "must have required, true or false, in the format gpt_oss only",
+        ),
         ({"form": None}, "must have a form that is a JSON schema, got None"),
         ({"tools": [5]}, "must have a list of tools, not empty, got [5]"),
         ({"tools": [TOOL, 5]}, "must have a list of tools, not empty"),

@@ -51,6 +51,8 @@ class TemplateForms:
         known = {**message, "content": self._content(message["role"], message["content"])}
         if "tool_calls" in message:
             known["tool_calls"] = [_with_arguments(call, self._arguments) for call in message["tool_calls"]]
+            if known["content"] and "thinking" in known and not self._takes_both():
+                return _as_reasoning(known)
         return known
 
     def _content(self, role: str, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -77,6 +79,14 @@ class TemplateForms:
         return self._is_known(
             (role, "parts"), lambda: self._writes(_chat_of(role, _PARTS), [_FIRST, _SECOND], _UNREAD)
         )
+
+    def _takes_both(self) -> bool:
+        return self._is_known("text and reasoning", self._try_both)
+
+    def _try_both(self) -> bool:
+        text = {**_call({}), "content": _FIRST}
+        both = {**text, "thinking": _SECOND, "reasoning_content": _SECOND}
+        return self._writes([_HELLO, both], []) or not self._writes([_HELLO, text], [])
 
     def _takes_mappings(self) -> bool:
         return self._is_known("mappings", self._try_mappings)
@@ -117,6 +127,14 @@ def _chat_of(role: str, content: object) -> list[Message] | None:
     if role == "tool":
         message |= {"tool_call_id": "abcdef123", "name": "weather"}
     return [*before[role], message, *([_HELLO] if role == "system" else [])]
+
+
+def _as_reasoning(message: Message) -> Message:
+    """Return a message whose text is the end of its reasoning: the template of gpt-oss refuses both beside calls."""
+    content = message["content"]
+    said = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    reasoning = f"{message['thinking']}\n{said}"
+    return {**message, "content": "", "thinking": reasoning, "reasoning_content": reasoning}
 
 
 def with_parsed_arguments(messages: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,15 @@ class ThinkingRules:
     closing_token_ids: tuple[int, ...]  # of the mark that ends it
     is_open: bool  # True if the prompt ends amid reasoning, or the model always begins with it
     budget: int | None = None  # tokens of reasoning after which it is ended; None for no limit
+    num_certain: int | None = (
+        None  # tokens of the closing mark that the rest of it must follow; None if any may
+    )
+    lead_token_ids: tuple[
+        int, ...
+    ] = ()  # of what the budget writes before the closing mark, or the prompt ends with
+    freeing_token_ids: tuple[
+        tuple[int, ...], ...
+    ] = ()  # of texts that end it too, in an answer without a form
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +92,8 @@ class Thinking:
         while rules is not None and self.ended is None and self._num_tokens < len(token_ids):
             self._num_tokens += 1
             if self._began is not None:
-                if _ends_with(token_ids, self._num_tokens, rules.closing_token_ids):
+                endings = (rules.closing_token_ids, *(() if self._is_bound else rules.freeing_token_ids))
+                if any(_ends_with(token_ids, self._num_tokens, ending) for ending in endings):
                     self.ended = self._num_tokens
             elif _ends_with(token_ids, self._num_tokens, rules.opening_token_ids):
                 self._began = self._num_tokens
@@ -102,13 +112,17 @@ class Thinking:
         if self._began is None:
             return rules.opening_token_ids[self._num_tokens] if self._is_bound and self._num_tokens else None
         if rules.budget is None or self._num_tokens - self._began < rules.budget:
-            return None
+            num_said = _num_said(token_ids, rules.closing_token_ids)
+            is_certain = rules.num_certain is not None and num_said >= rules.num_certain
+            return rules.closing_token_ids[num_said] if is_certain else None
         # The budget is spent: write the closing mark, from behind the part of it that the answer already ends with.
-        closing, num_tokens = rules.closing_token_ids, len(token_ids)
-        num_said = next(
-            n for n in range(len(closing) - 1, -1, -1) if _ends_with(token_ids, num_tokens, closing[:n])
-        )
-        return closing[num_said]
+        closing = rules.lead_token_ids + rules.closing_token_ids
+        return closing[_num_said((*rules.lead_token_ids, *token_ids), closing)]
+
+
+def _num_said(token_ids: Sequence[int], mark: tuple[int, ...]) -> int:
+    """Return how many tokens at the end of an answer are a beginning of the mark, less than all of it."""
+    return next(n for n in range(len(mark) - 1, -1, -1) if _ends_with(token_ids, len(token_ids), mark[:n]))
 
 
 def _ends_with(token_ids: Sequence[int], end: int, ending: tuple[int, ...]) -> bool:

@@ -38,6 +38,7 @@ from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import TemplateOwner, reasoning_parser_named
+from triolet.core.tools.harmony import opens_final
 from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningState
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
@@ -282,11 +283,39 @@ class RequestBuilder:
             budget = None
         if grammar is None and budget is None:
             return None
-        thinking = yield from self._thinking_rules(budget, prompt, is_bound=grammar is not None)
+        if grammar is not None and grammar.covers_reasoning:
+            self._check_covered(budget, prompt)
+            thinking = None
+        else:
+            thinking = yield from self._thinking_rules(budget, prompt, is_bound=grammar is not None)
         if grammar is not None:
             grammar.check_size(self.config.max_grammar_bytes)
             yield grammar
         return Constraint(grammar=grammar, thinking=thinking)
+
+    def _check_covered(self, budget: int | None, prompt: Tokenized) -> None:
+        """Refuse what a form of reasoning and answer together leaves no room for."""
+        if budget is not None:
+            raise UnsupportedFeature(
+                "thinking_token_budget must be None beside calls of tools that follow their schemas: with this model "
+                "(tool_parser) their form is that of the reasoning, too",
+                field="thinking_token_budget",
+                got=budget,
+            )
+        if opens_final(self._text_of(prompt)):
+            raise UnsupportedFeature(
+                "continue_final_message must be false beside calls of tools that follow their schemas: with this model "
+                "(tool_parser) their form is that of a whole answer",
+                field="continue_final_message",
+                got=True,
+            )
+
+    def _text_of(self, prompt: Tokenized) -> str:
+        """Return the text of a prompt, or of its end."""
+        tokenizer = self.model.tokenizer
+        if prompt.text is not None or tokenizer is None:
+            return prompt.text or ""
+        return tokenizer.decode(prompt.token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
 
     def _thinking_rules(
         self, budget: int | None, prompt: Tokenized, *, is_bound: bool
@@ -308,10 +337,7 @@ class RequestBuilder:
                 "structured_outputs and thinking_token_budget must be None: the model has no tokenizer",
                 field="thinking_token_budget" if budget is not None else "structured_outputs",
             )
-        text = prompt.text
-        if text is None:
-            text = tokenizer.decode(prompt.token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-        state = marks.state_after(text)
+        state = marks.state_after(self._text_of(prompt))
         if state is ReasoningState.BEHIND:  # such as of a template that was told not to let the model think
             return None
         is_open = state is ReasoningState.INSIDE
@@ -322,13 +348,20 @@ class RequestBuilder:
         )
         if is_bound and budget is None and opens_itself and not is_open:
             return None
-        ids = yield from self._encoded(Tokenize(None, marks=(marks.opening, marks.closing)))
-        opening, closing = ids.marks_token_ids
-        return ThinkingRules(
+        further = [marks.certain, marks.lead, *marks.freeing] if marks.certain else []
+        ids = yield from self._encoded(Tokenize(None, marks=(*marks.marks, *further)))
+        opening, closing, *others = ids.marks_token_ids
+        rules = ThinkingRules(
             opening_token_ids=opening,
             closing_token_ids=closing,
             is_open=is_open,
             budget=budget,
+        )
+        if not others:
+            return rules
+        certain, lead, *freeing = others
+        return attrs.evolve(
+            rules, num_certain=len(certain), lead_token_ids=lead, freeing_token_ids=tuple(freeing)
         )
 
     def build(

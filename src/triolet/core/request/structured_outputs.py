@@ -24,7 +24,8 @@ MAX_TEXT_CHARS = 2**20
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
 JSON_KINDS = ("json", "json_object", "structural_tag", "tool_calls")
-CALL_FORMATS = ("hermes", "llama3_json", "mistral")
+WHOLE_ANSWER_FORMAT = "gpt_oss"
+CALL_FORMATS = ("hermes", "llama3_json", "mistral", WHOLE_ANSWER_FORMAT)
 
 
 def _wrong(field: str, sentence: str, got: object) -> InvalidParams:
@@ -115,6 +116,13 @@ def _check_tool_calls(calls: Any) -> None:
         raise _wrong("tool_calls", "must have parallel, true or false", fields.get("parallel"))
     if not isinstance(fields.get("form", {}), dict):
         raise _wrong("tool_calls", "must have a form that is a JSON schema", fields["form"])
+    is_required = fields.get("required", False)
+    if not isinstance(is_required, bool) or (is_required and call_format != WHOLE_ANSWER_FORMAT):
+        raise _wrong(
+            "tool_calls",
+            f"must have required, true or false, in the format {WHOLE_ANSWER_FORMAT} only",
+            is_required,
+        )
     if not _is_list_of(tools, dict):
         raise _wrong("tool_calls", "must have a list of tools, not empty", tools)
     for tool in tools or ():
@@ -211,7 +219,8 @@ class StructuredOutputsParams:
         tool_calls: text in which every call of a tool follows a schema, `{"format": ..., "tools": [{"name": ...,
             "parameters": {...}}], "parallel": ...}`, as data or as text: calls are written in the format of that
             name, and are at most one unless `parallel`. With a `form`, a JSON schema, the answer is either calls or
-            follows that schema. `triolet.core.tools.plan_tools` builds it from strict tools and forms.
+            follows that schema. In the format gpt_oss, whose form is that of reasoning and answer together, `required`
+            (true) has the answer call a tool. `triolet.core.tools.plan_tools` builds it from strict tools and forms.
 
     Raises:
         InvalidParams: names the field, the rule and the value.
@@ -256,6 +265,13 @@ class StructuredOutputsParams:
     def kind(self) -> str:
         """Name of the field that is set, one of `KINDS`."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def covers_reasoning(self) -> bool:
+        """True if the form begins where the answer begins, reasoning included."""
+        return (
+            self.tool_calls is not None and json_text.loads(self.tool_calls)["format"] == WHOLE_ANSWER_FORMAT
+        )
 
     @property
     def num_bytes(self) -> int:

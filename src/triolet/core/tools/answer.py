@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from triolet.core.tools.events import AnswerEvent, TextPiece, ToolCallArguments, ToolCallBegin, ToolCallEnd
 from triolet.core.tools.formats import ToolFormat
+from triolet.core.tools.harmony import CHANNEL, MESSAGE
+from triolet.core.tools.reasoning import HARMONY
 from triolet.core.tools.scanning import WHITESPACE
 
 
@@ -142,6 +144,8 @@ def tool_parser_of(template: str) -> str | None:
     """
     if "tools" not in template:
         return NO_TOOLS
+    if _is_harmony(template):
+        return HARMONY
     # GLM and Qwen3-Coder write this mark, too, but no JSON behind it.
     if "<tool_call>" in template and "<arg_key>" not in template and "<function=" not in template:
         return "hermes"
@@ -154,8 +158,14 @@ def tool_parser_of(template: str) -> str | None:
     return "llama3_json" if is_llama and _OTHER_MARK.search(template) is None else None
 
 
+def _is_harmony(template: str) -> bool:
+    return CHANNEL in template and MESSAGE in template
+
+
 def reasoning_parser_of(template: str) -> str | None:
     """Return the name of the reasoning markers of a model with this chat template; None if it has none."""
+    if _is_harmony(template):
+        return HARMONY
     if "[THINK]" in template:
         return "mistral"
     if "</think>" not in template:
@@ -209,3 +219,47 @@ def thinking_switch_of(tokenizer: object) -> str | None:
     return (
         thinking_switch_among(tokenizer.template_variables) if isinstance(tokenizer, TemplateOwner) else None
     )
+
+
+EFFORT_VARIABLE: Final = "reasoning_effort"
+"""Value of a chat template, such as that of gpt-oss, that says how much the model is to reason."""
+
+# Every template that reads the value takes low, medium and high; each further one is known by its name in quotes.
+_NEAREST_EFFORT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "none": "low",
+        "minimal": "low",
+        "low": "low",
+        "medium": "medium",
+        "high": "high",
+        "xhigh": "high",
+        "max": "high",
+    }
+)
+
+
+def template_efforts_of(tokenizer: object) -> Mapping[str, str]:
+    """Return what a tokenizer's chat template takes as `reasoning_effort` for each of `EFFORTS`; empty for no such."""
+    if not isinstance(tokenizer, TemplateOwner) or EFFORT_VARIABLE not in tokenizer.template_variables:
+        return {}
+    template = tokenizer.template_source
+    return {
+        effort: effort if f"'{effort}'" in template or f'"{effort}"' in template else nearest
+        for effort, nearest in _NEAREST_EFFORT.items()
+    }
+
+
+def effort_values(effort: str | None, switch: str | None, efforts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values for a chat template that an effort of OpenAI's API stands for.
+
+    Args:
+        effort: one of `EFFORTS`; None for that of the template.
+        switch: see `thinking_switch_of`.
+        efforts: see `template_efforts_of`.
+    """
+    values: dict[str, Any] = {}
+    if switch is not None and (thinks := thinks_at(effort)) is not None:
+        values[switch] = thinks
+    if effort is not None and effort in efforts:
+        values[EFFORT_VARIABLE] = efforts[effort]
+    return values

@@ -22,12 +22,13 @@ import attrs
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
-from triolet.core.tools.answer import NO_TOOLS, AnswerParser
+from triolet.core.tools.answer import NO_TOOLS, AnswerParser, Splitter
 from triolet.core.tools.call_schema import call_schema
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
-from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningSplitter
+from triolet.core.tools.harmony import HarmonyFormat
+from triolet.core.tools.reasoning import HARMONY, REASONING_FORMATS, ReasoningSplitter
 from triolet.errors import InvalidRequest, UnsupportedFeature, shown
 
 
@@ -217,7 +218,8 @@ class ToolPlan:
             where the model cannot be told of them.
         structured_outputs: for `SamplingParams`; None if the answer is not constrained.
         skip_special_tokens: for `SamplingParams`; False where marks of calls or of reasoning are special tokens.
-        tool_parser: name of the format in which calls are searched; None for no search, or for forced calls.
+        tool_parser: name of the format in which calls are searched; None for no search, or for forced calls that are
+            plain JSON.
         is_forced: the answer consists of calls only.
     """
 
@@ -239,12 +241,28 @@ class ToolPlan:
         Args:
             prompt: its text (`RequestOutput.prompt`), where it is known: reasoning may begin or end there.
         """
-        splitter = None
-        if self._reasoning is not None:
+        splitter: Splitter | None = None
+        if HARMONY in (self._reasoning, self.tool_parser):
+            splitter = self._harmony(prompt or "")
+        elif self._reasoning is not None:
             splitter = ReasoningSplitter(REASONING_FORMATS[self._reasoning], prompt or "")
         return AnswerParser(splitter, self._format(), one_call=self._one_call)
 
+    def _harmony(self, prompt: str) -> HarmonyFormat:
+        """Return the parser of messages, which also finds the calls that are messages."""
+        form = self.structured_outputs
+        return HarmonyFormat(
+            self._names,
+            self._barred,
+            prompt=prompt,
+            finds_calls=self.tool_parser == HARMONY,
+            splits_reasoning=self._reasoning == HARMONY,
+            has_preambles=form is None or form.kind == "tool_calls",
+        )
+
     def _format(self) -> ToolFormat | None:
+        if self.tool_parser == HARMONY:
+            return None
         if self._named is not None:
             return ArgumentsFormat(self._named)
         if self.is_forced:
@@ -315,7 +333,9 @@ def plan_tools(
         )
     is_auto = choice == "auto" and bool(functions)
     is_forced = choice != "auto"
-    if is_auto and tool_parser is not None:
+    # This format has one form of answers with calls, forced or not.
+    is_searched = is_auto or (is_forced and tool_parser == HARMONY)
+    if is_searched and tool_parser is not None:
         marks += TOOL_FORMATS[tool_parser].MARKS
     # A form in JSON is that of the text, and an answer that is nothing but calls has none.
     if is_forced and form is not None and not leaves_room_for_calls(form):
@@ -326,11 +346,11 @@ def plan_tools(
         template_tools=None
         if tool_parser == NO_TOOLS
         else tuple(map(FunctionTool.for_template, functions)) or None,
-        structured_outputs=_forced(choice, functions, parallel_tool_calls)
+        structured_outputs=_forced(choice, functions, tool_parser, parallel_tool_calls)
         if is_forced
         else _chosen(functions, tool_parser, parallel_tool_calls, form),
         skip_special_tokens=not _are_special(marks, tokenizer),
-        tool_parser=tool_parser if is_auto else None,
+        tool_parser=tool_parser if is_searched else None,
         is_forced=is_forced,
         one_call=not parallel_tool_calls,
         is_either=is_auto and form is not None and leaves_room_for_calls(form),
@@ -353,9 +373,17 @@ def _are_special(marks: Sequence[str], tokenizer: TokenizerInterface | None) -> 
 
 
 def _forced(
-    choice: str | FunctionTool, functions: Sequence[FunctionTool], may_be_several: bool
+    choice: str | FunctionTool,
+    functions: Sequence[FunctionTool],
+    tool_parser: str | None,
+    may_be_several: bool,
 ) -> StructuredOutputsParams:
     """Return the constraint of an answer that must be a call."""
+    if tool_parser == HARMONY:
+        called = [choice] if isinstance(choice, FunctionTool) else functions
+        bound = [attrs.evolve(function, strict=True) for function in called]
+        calls = bound_calls(bound, tool_parser, may_be_several)
+        return StructuredOutputsParams(tool_calls={**calls, "required": True})
     if isinstance(choice, FunctionTool):
         return StructuredOutputsParams(json=object_schema(choice))
     return StructuredOutputsParams(json=calls_schema(functions, may_be_several))

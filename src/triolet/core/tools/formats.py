@@ -3,6 +3,7 @@
     hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, once per call; Hermes, Qwen2.5, Qwen3
     llama3_json  {"name": ..., "parameters": {...}}, the whole answer; several with ; between them; Llama 3.1 and later
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...}, once per call
+    gpt_oss      <|channel|>commentary to=functions.name<|message|>{...}<|call|>; see `harmony`
 
 Marked text that is not a call is returned as text, so nothing of the answer is lost. A call whose arguments have begun
 cannot be taken back; if it turns out to be malformed, it ends and is marked invalid.
@@ -17,6 +18,8 @@ from typing import ClassVar, Protocol
 
 from triolet.core.tools.calls import CallWriter, ObjectCall
 from triolet.core.tools.events import AnswerEvent, TextPiece
+from triolet.core.tools.harmony import HarmonyFormat
+from triolet.core.tools.reasoning import HARMONY
 from triolet.core.tools.scanning import WHITESPACE, ValueScanner, split_at_marker
 
 MAX_NAME_CHARS = 64
@@ -290,11 +293,14 @@ def _text(text: str) -> list[AnswerEvent]:
     return [TextPiece(text)] if text else []
 
 
-TOOL_FORMATS: Mapping[str, type[Automaton]] = {
+TOOL_FORMATS: Mapping[str, type[Automaton | HarmonyFormat]] = {
     "hermes": HermesFormat,
     "llama3_json": Llama3JsonFormat,
     "mistral": MistralFormat,
+    HARMONY: HarmonyFormat,
 }
 
-# Of calls and of reasoning: the tokenizers of Llama 3 and of Mistral have these among their special tokens.
-SPECIAL_MARKS = frozenset({*Llama3JsonFormat.MARKS, *MistralFormat.MARKS, "[THINK]", "[/THINK]"})
+# Of calls and of reasoning: the tokenizers of Llama 3, of Mistral and of gpt-oss have these among their special tokens.
+SPECIAL_MARKS = frozenset(
+    {*Llama3JsonFormat.MARKS, *MistralFormat.MARKS, "[THINK]", "[/THINK]", *HarmonyFormat.MARKS}
+)

@@ -4,6 +4,7 @@ qwen3        <think>...</think> at the beginning of the answer, or no reasoning 
 deepseek_r1  everything up to </think>; the opening marker is part of the prompt, or left out; no reasoning where the
              prompt ends it
 mistral      [THINK]...[/THINK] at the beginning of the answer
+gpt_oss      everything before the message in the channel `final`; `harmony` splits such an answer
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
+from typing import Final
 
 import attrs
 
 from triolet.core.tools.events import AnswerEvent, ReasoningPiece, TextPiece
+from triolet.core.tools.harmony import CHANNEL, ENDINGS, MESSAGE, PROMPTED, opens_final
 from triolet.core.tools.scanning import WHITESPACE, split_at_marker
 
 _TURN_MARK = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
@@ -36,6 +39,9 @@ class ReasoningFormat:
     opening: str  # the text that begins it
     closing: str  # the text that ends it
     is_implied: bool = False  # it has begun where the answer begins, whether or not the opening mark is there
+    certain: str = ""  # beginning of the closing mark behind which the rest of it must follow; empty for none
+    lead: str = ""  # text that stands before the closing mark where reasoning is broken off
+    freeing: tuple[str, ...] = ()  # texts that end it as well, in an answer without a form
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -57,10 +63,29 @@ class ReasoningFormat:
         return ReasoningState.BEHIND if is_last or self.is_implied else ReasoningState.BEFORE
 
 
+@attrs.frozen
+class HarmonyReasoning(ReasoningFormat):
+    """Messages before the final one, in the format of gpt-oss."""
+
+    def state_after(self, prompt: str) -> ReasoningState:
+        return ReasoningState.BEHIND if opens_final(prompt) else ReasoningState.INSIDE
+
+
+HARMONY: Final = "gpt_oss"
+"""Name of the format of gpt-oss, both of reasoning and of calls."""
+
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    HARMONY: HarmonyReasoning(
+        f"{CHANNEL}analysis{MESSAGE}",
+        f"{CHANNEL}final{MESSAGE}",
+        is_implied=True,
+        certain=f"{CHANNEL}final",
+        lead=f"{ENDINGS[0]}{PROMPTED}",
+        freeing=(f"{CHANNEL}final", f"{CHANNEL}commentary"),
+    ),
 }
 
 

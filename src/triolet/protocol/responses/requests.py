@@ -20,7 +20,7 @@ from triolet.core.request.prompt import Prompt
 from triolet.core.request.request import TraceHeaders, pick_trace_headers
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan
-from triolet.core.tools.answer import EFFORTS, thinks_at
+from triolet.core.tools.answer import EFFORTS, effort_values
 from triolet.errors import InvalidRequest
 from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
@@ -158,17 +158,22 @@ class CreateResponse(OffersTools):
             raise unsupported("background", "background responses are not supported; stream instead")
         check_stream_id(self.stream_id)
 
-    def prompt(self, messages: list[Message], plan: ToolPlan, thinking_switch: str | None = None) -> Prompt:
+    def prompt(
+        self,
+        messages: list[Message],
+        plan: ToolPlan,
+        thinking_switch: str | None = None,
+        efforts: Mapping[str, str] | None = None,
+    ) -> Prompt:
         """Return the prompt for `Engine.generate`.
 
         Args:
             messages: of the chat, with the instructions.
-            thinking_switch: value of the chat template that the effort sets; without one it says nothing.
+            thinking_switch: value of the chat template that the effort sets; None for none.
+            efforts: what the chat template takes as `reasoning_effort`, by effort; empty or None for no such value.
         """
-        values = dict(self.chat_template_kwargs)
-        thinks = thinks_at(self.reasoning.effort if self.reasoning else None)
-        if thinking_switch is not None and thinks is not None:
-            values.setdefault(thinking_switch, thinks)
+        effort = self.reasoning.effort if self.reasoning else None
+        values = {**effort_values(effort, thinking_switch, efforts or {}), **self.chat_template_kwargs}
         if not values and plan.template_tools is None:
             return messages
         return {"messages": messages, "tools": plan.template_tools, "chat_template_kwargs": values}

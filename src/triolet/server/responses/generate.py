@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from triolet.config.server import GatewayConfig
-from triolet.core.tools.answer import thinking_switch_of
+from triolet.core.tools.answer import template_efforts_of, thinking_switch_of
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import InvalidRequest, PromptTooLong
@@ -72,9 +72,9 @@ async def _generate_once(
     emit: EmitEvents,
     wait_for_room: WaitForRoom,
 ) -> None:
-    request = answer.request
+    request, tokenizer = answer.request, engine.tokenizer
     stream = engine.generate(
-        request.prompt(messages, answer.plan, thinking_switch_of(engine.tokenizer)),
+        request.prompt(messages, answer.plan, thinking_switch_of(tokenizer), template_efforts_of(tokenizer)),
         answer.params,
         request_id=answer.response_id,
         priority=request.priority,

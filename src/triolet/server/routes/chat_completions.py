@@ -13,7 +13,7 @@ from starlette.responses import Response
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.tools import ToolPlan
-from triolet.core.tools.answer import thinking_switch_of
+from triolet.core.tools.answer import template_efforts_of, thinking_switch_of
 from triolet.engine.token_stream import TokenStream
 from triolet.protocol.chat_completions import ChatChoice, ChatRequest, Piece, chat_chunk, chat_completion
 from triolet.server.routes.app_context import context_of
@@ -83,7 +83,8 @@ class _ChatCompletion(GenerationHandler[ChatRequest]):
     @asynccontextmanager
     async def _stream_of_engine(self) -> AsyncGenerator[TokenStream]:
         engine = self.context.engine
-        prompt = self.body.prompt(self.plan, thinking_switch_of(engine.tokenizer))
+        tokenizer = engine.tokenizer
+        prompt = self.body.prompt(self.plan, thinking_switch_of(tokenizer), template_efforts_of(tokenizer))
         with refusals(self.body), self.context.acquire_slot(self.owner):
             async with engine.generate(prompt, self.params, **self.arguments) as stream:
                 yield stream
