@@ -15,7 +15,8 @@ from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
 from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
-from triolet.model.quantized.formats import FORMATS, Module, QuantizedFormat, QuantizedLayer
+from triolet.model.quantized.formats import FORMATS
+from triolet.model.quantized.layer import Module, QuantizedFormat, QuantizedLayer
 
 SECTION = "quantization_config"
 

@@ -6,148 +6,25 @@ the configuration need not be followed. What the tensors do not tell is read fro
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.errors import UnsupportedModel
-from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, i8_format, i8_rows, u4_format, u4_rows
+from triolet.kernels.cpu.gemm.blocks import BlockRows, i8_format, i8_rows, u4_format, u4_rows
 from triolet.kernels.linear.weight_only import PackedWeight, byte_weight
-from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
+from triolet.model.quantized.bitsandbytes import BitsAndBytes
 from triolet.model.quantized.dequantize import GroupedIntegers
+from triolet.model.quantized.layer import FLOATS, BlockLayout, Module, Parts, QuantizedFormat, QuantizedLayer
 from triolet.model.quantized.scale_blocks import Block, block_of, named_blocks
 from triolet.model.quantized.transforms import refuse_transforms
 
-Parts = Mapping[str, Tensor]
-"""Tensors of one layer, by their names after the module's, such as `qweight`."""
-
 BYTES_OF_WORD = 4
-FLOATS = ("F64", "F32", "F16", "BF16")
-MAX_JSON_BYTES = 65_536  # of bitsandbytes' description of one tensor, which has some 200
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class QuantizedLayer:
-    """One linear layer of a quantised checkpoint."""
-
-    shape: tuple[int, int]  # [out, in] of its weight
-    parts: Mapping[str, str]  # names of its tensors, by the name after the module's
-    dequantize: Callable[[Parts], Tensor]  # returns the weight, float32
-    blocks: BlockLayout | None = None  # how the CPU kernels can keep it
-    packed: Callable[[Parts], PackedWeight] | None = None  # as the GPU kernels can keep it
-
-
-@attrs.frozen(eq=False)
-class BlockLayout:
-    """Blocks of the CPU kernels that a layer's integers and scales fit as they are."""
-
-    format: BlockFormat
-    rows: Callable[[Parts], BlockRows]
-
-
-@attrs.frozen(eq=False)
-class Module:
-    """Tensors of one module, with checks whose errors name them."""
-
-    name: str
-    checkpoint: Checkpoint
-
-    def full(self, part: str) -> str:
-        """Return the name of a tensor of this module."""
-        return f"{self.name}.{part}"
-
-    def find(self, part: str) -> StoredTensor | None:
-        """Return a tensor of this module, not read yet, or None."""
-        return self.checkpoint.tensors.get(self.full(part))
-
-    def need(self, part: str, dtypes: tuple[str, ...], *sizes: int | None) -> tuple[int, ...]:
-        """Check that a tensor is there, and return its shape.
-
-        Args:
-            part: name after the module's.
-            dtypes: those allowed, in safetensors' words.
-            *sizes: its shape, None for a size that is free.
-        Raises:
-            UnsupportedModel: it is missing, or of another dtype or shape.
-        """
-        stored = self.find(part)
-        if stored is None:
-            raise UnsupportedModel(
-                f"tensor {self.full(part)!r} is missing: {self.name!r} is quantised without it"
-            )
-        if stored.dtype not in dtypes:
-            raise self.wrong(part, f"of dtype {' or '.join(dtypes)}", stored.dtype)
-        fits = len(stored.shape) == len(sizes) and all(
-            size in (None, got) for size, got in zip(sizes, stored.shape, strict=False)
-        )
-        if not fits:
-            wanted = "[" + ", ".join("any" if size is None else str(size) for size in sizes) + "]"
-            raise self.wrong(part, f"of shape {wanted}", list(stored.shape))
-        return stored.shape
-
-    def wrong(self, part: str, rule: str, got: object) -> UnsupportedModel:
-        """Return the error of a tensor that breaks a rule."""
-        return UnsupportedModel(f"tensor {self.full(part)!r} must be {rule}; got {got}")
-
-    def layer(
-        self,
-        shape: tuple[int, int],
-        parts: tuple[str, ...],
-        formula: Callable[[Parts], Tensor],
-        blocks: BlockLayout | None = None,
-        packed: Callable[[Parts], PackedWeight] | None = None,
-    ) -> QuantizedLayer:
-        """Return a layer of these tensors."""
-        return QuantizedLayer(
-            shape=shape,
-            parts={part: self.full(part) for part in parts},
-            dequantize=formula,
-            blocks=blocks,
-            packed=packed,
-        )
-
-    def has_ordered_groups(self, part: str, size: int) -> bool:
-        """Tell whether an index, if there is one, gives each `size` consecutive inputs a group."""
-        stored = self.find(part)
-        if stored is None:
-            return True
-        index = self.checkpoint.read_raw(self.full(part))
-        return torch.equal(index.long(), torch.arange(index.numel()) // size)
-
-    def check_groups(self, part: str, num_groups: int, num_in: int, group_size: int | None = None) -> None:
-        """Check that the inputs divide into so many groups.
-
-        Raises:
-            UnsupportedModel: they do not.
-        """
-        size = group_size or (num_in // num_groups if num_groups and num_in % num_groups == 0 else 0)
-        if not size or num_groups != math.ceil(num_in / size):
-            rule = "of equal ones" if group_size is None else f"of {group_size}"
-            raise self.wrong(
-                part, f"of one row or column for each group {rule} of the {num_in} inputs", num_groups
-            )
-
-
-class QuantizedFormat(Protocol):
-    """One format, with what `quantization_config` says of it."""
-
-    marks: ClassVar[tuple[str, ...]]  # a module with such a tensor is quantised
-    unused: ClassVar[tuple[str, ...]]  # tensors of a quantised module that its weight does not depend on
-
-    def layer(self, module: Module) -> QuantizedLayer | None:
-        """Return the layer, or None if this module is not quantised after all.
-
-        Raises:
-            UnsupportedModel: a tensor is missing or does not fit the others.
-        """
-        ...
 
 
 @attrs.frozen
@@ -418,69 +295,6 @@ class Fp8:
         return scaled_layer(module, "weight_scale_inv", (self.block,), is_named=True)
 
 
-@attrs.frozen
-class BitsAndBytes:
-    """bitsandbytes: nf4 and fp4, also with double quantisation, and int8 by row."""
-
-    marks: ClassVar[tuple[str, ...]] = ("weight.absmax", "SCB")
-    unused: ClassVar[tuple[str, ...]] = ("weight_format",)  # checked to be that of rows
-
-    @classmethod
-    def of(cls, fields: Fields) -> BitsAndBytes:
-        """Read `quantization_config`; the tensors say all that is needed."""
-        return cls()
-
-    def layer(self, module: Module) -> QuantizedLayer:
-        return self._by_row(module) if module.find("SCB") is not None else self._by_block(module)
-
-    def _by_row(self, module: Module) -> QuantizedLayer:
-        num_out, num_in = module.need("weight", ("I8",), None, None)
-        module.need("SCB", FLOATS, num_out)
-        _check_rows(module)
-        return module.layer(
-            (num_out, num_in),
-            ("weight", "SCB"),
-            lambda parts: dequantize.bnb_8bit(parts["weight"], parts["SCB"]),
-        )
-
-    def _by_block(self, module: Module) -> QuantizedLayer:
-        states = [f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
-        # Without either, the error names the first of them.
-        state_part = next((part for part in states if module.find(part) is not None), states[0])
-        # JSON, stored as a tensor of bytes.
-        (num_bytes,) = module.need(state_part, ("U8",), None)
-        state = _described(module, state_part, num_bytes)
-        num_out, num_in = state["shape"]
-        block_size, num_values = state["blocksize"], num_out * num_in
-        num_blocks = math.ceil(num_values / block_size)
-        module.need("weight", ("U8",), math.ceil(num_values / 2), 1)
-        # One value for each of the 16 that four bits can have.
-        module.need("weight.quant_map", ("F32",), 16)
-        is_nested = module.find("weight.nested_absmax") is not None
-        module.need("weight.absmax", ("U8",) if is_nested else ("F32",), num_blocks)
-        names = ["weight", "weight.absmax", "weight.quant_map", state_part]
-        if is_nested:
-            nested_size = state["nested_blocksize"]
-            module.need("weight.nested_absmax", ("F32",), math.ceil(num_blocks / nested_size))
-            module.need("weight.nested_quant_map", ("F32",), 256)
-            names += ["weight.nested_absmax", "weight.nested_quant_map"]
-
-        def formula(parts: Parts) -> Tensor:
-            absmax = parts["weight.absmax"]
-            if is_nested:
-                absmax = dequantize.bnb_nested_absmax(
-                    absmax,
-                    parts["weight.nested_quant_map"],
-                    parts["weight.nested_absmax"],
-                    state["nested_offset"],
-                    state["nested_blocksize"],
-                )
-            shape = (num_out, num_in)
-            return dequantize.bnb_4bit(parts["weight"], absmax, parts["weight.quant_map"], shape, block_size)
-
-        return module.layer((num_out, num_in), tuple(names), formula)
-
-
 def scaled_layer(
     module: Module, scale_part: str, named: Sequence[Block], *, is_named: bool = False
 ) -> QuantizedLayer:
@@ -563,45 +377,6 @@ def _check_index(module: Module, groups: Tensor, num_groups: int, part: str = "g
     if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
         got = f"{int(groups.min())} to {int(groups.max())}"
         raise module.wrong(part, f"of groups 0 to {num_groups - 1}", got)
-
-
-def _described(module: Module, part: str, num_bytes: int) -> dict[str, Any]:
-    """Return bitsandbytes' description of a tensor, checked."""
-    # Checked before it is read.
-    if num_bytes > MAX_JSON_BYTES:
-        raise module.wrong(part, f"at most {MAX_JSON_BYTES} bytes", num_bytes)
-    raw = bytes(module.checkpoint.read_raw(module.full(part)).tolist())
-    try:
-        state = json.loads(raw)
-    except ValueError as error:
-        raise module.wrong(part, "JSON", raw[:40]) from error
-    positive = ("blocksize", *(("nested_blocksize",) if "nested_blocksize" in state else ()))
-    shape = state.get("shape") if isinstance(state, dict) else None
-    is_good = (
-        isinstance(shape, list)
-        and len(shape) == 2
-        and all(_is_positive(size) for size in (*shape, *(state.get(name) for name in positive)))
-        and isinstance(state.get("nested_offset", 0.0), (int, float))
-    )
-    if not is_good:
-        raise module.wrong(part, "an object with shape [out, in] and positive block sizes", raw[:80])
-    return {"nested_offset": 0.0, "nested_blocksize": 256, **state}
-
-
-def _check_rows(module: Module) -> None:
-    """Check that bitsandbytes' int8 values lie row after row, and not in tiles for one kind of GPU.
-
-    A model that has computed something before it was saved may have them in tiles, in the same shape.
-    """
-    if module.find("weight_format") is None:
-        return
-    (kind,) = module.checkpoint.read_raw(module.full("weight_format")).flatten().tolist() or (0,)
-    if kind != 0:
-        raise module.wrong("weight_format", "0, for rows", kind)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 FORMATS: dict[str, Callable[[Fields], QuantizedFormat]] = {

@@ -21,7 +21,7 @@ from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized.checkpoint import SECTION
 from triolet.model.quantized.dequantize import MXFP4_BLOCK_BYTES, mxfp4
-from triolet.model.quantized.formats import FLOATS, Module
+from triolet.model.quantized.layer import FLOATS, Module
 
 MXFP4: Final = "mxfp4"
 """`quant_method` of quantised folders of such models."""
