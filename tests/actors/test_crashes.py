@@ -384,7 +384,7 @@ async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: M
         assert (await engine.complete([4], PARAMS)).outputs[0].token_ids == answer_of([4], 1, 30)
 
 
-async def test_who_is_aborted_while_the_runner_is_away_gets_what_there_is(autojump_clock: MockClock) -> None:
+async def test_an_aborted_request_gets_what_there_is_while_the_runner_is_away(autojump_clock: MockClock) -> None:
     async with runner_away() as (engine, stream):
         engine.abort("r")
         output = await last_of(stream)
@@ -449,7 +449,7 @@ async def test_all_that_are_aborted_at_once_are_told_while_the_runner_does_not_c
     assert [output.finish_reason for output in outputs] == [FinishReason.ABORT] * 4
 
 
-async def test_who_is_aborted_as_the_runner_crashes_is_told_although_it_does_not_come_back(
+async def test_an_abort_as_the_runner_crashes_is_told_although_it_does_not_come_back(
     autojump_clock: MockClock,
 ) -> None:
     executor = NeverStartsAgain(num_blocks=64, block_size=4)
