@@ -384,7 +384,9 @@ async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: M
         assert (await engine.complete([4], PARAMS)).outputs[0].token_ids == answer_of([4], 1, 30)
 
 
-async def test_an_aborted_request_gets_what_there_is_while_the_runner_is_away(autojump_clock: MockClock) -> None:
+async def test_an_aborted_request_gets_what_there_is_while_the_runner_is_away(
+    autojump_clock: MockClock,
+) -> None:
     async with runner_away() as (engine, stream):
         engine.abort("r")
         output = await last_of(stream)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 from chats.tool_function import Tool, Wish, known_tool, rendered
-from chats.tool_invented import NOUNS, VERBS, invented_tool, property_tool
+from chats.tool_invented import NOUNS, VERBS, invented_tool, natural_tool, property_tool
 from chats.tool_table import KNOWN
 from exchange import Chat, Skill
 from skills import fact as facts
@@ -51,9 +51,11 @@ def _toolbox(rng: Random, first: Tool | None = None) -> list[Tool]:
 
 def _any_tool(rng: Random) -> Tool:
     roll = rng.random()
-    if roll < 0.2:
+    if roll < 0.18:
         return property_tool(rng)
-    return invented_tool(rng) if roll < 0.45 else known_tool(rng, rng.choice(KNOWN))
+    if roll < 0.4:
+        return natural_tool(rng)
+    return invented_tool(rng) if roll < 0.55 else known_tool(rng, rng.choice(KNOWN))
 
 
 def _system(rng: Random, tools: Sequence[Tool]) -> Message:
@@ -134,6 +136,26 @@ def call(rng: Random) -> list[Message]:
         return messages[: -1 - len(wish.results)]
     if rng.random() < 0.33:
         messages += _again(rng, tools, tool)
+    return messages
+
+
+def many_calls(rng: Random) -> list[Message]:
+    """Write a chat with one question after the other, each of which wants a function and values chosen anew.
+
+    A list of functions is long and its calls are short, so that most of a chat with one call is nothing to learn from.
+    """
+    tools = _toolbox(rng)
+    while len(tools) < 2 and rng.random() < 0.8:
+        tools = _toolbox(rng)
+    messages = [_system(rng, tools)]
+    is_answered = rng.random() < 0.3
+    for _ in range(rng.randint(4, 9)):
+        roll = rng.random()
+        if roll < 0.06:
+            messages += _talked(rng, tools)
+        elif wish := rng.choice(tools).wish(rng, "pair" if roll < 0.14 else "one"):
+            done = _done(rng, wish)
+            messages += done if is_answered else done[:2]
     return messages
 
 
@@ -259,5 +281,5 @@ def _thought(message: Message, thought: str, given: str) -> Message:
 
 
 CHATS: dict[Callable[[Random], list[Message]], float] = {
-    call: 57, two_calls: 15, no_call: 20, missing: 3, error: 5, thinking: 5, forced: 4,
+    call: 40, many_calls: 45, two_calls: 12, no_call: 16, missing: 3, error: 5, thinking: 5, forced: 4,
 }  # fmt: skip

@@ -52,7 +52,7 @@ def _any_value(rng: Random, schema: dict[str, Any]) -> Any:
                 return rng.sample(w.WORDS, rng.randint(2, 4))
             return [rng.randint(0, 99) for _ in range(rng.randint(2, 4))]
         case _:
-            return rng.choice([some.city, some.name, some.name, some.order, text.made_up_word, text.any_word, text.any_word, some.code, some.phrase, some.date, some.email])(rng)  # fmt: skip
+            return rng.choice([some.city, some.name, some.name, some.order, text.made_up_word, text.any_word, text.any_word, some.code, some.phrase, some.date, some.email, some.file, some.host, some.address, some.proper])(rng)  # fmt: skip
 
 
 def _any_schema(rng: Random) -> dict[str, Any]:
@@ -223,6 +223,83 @@ password sign mood horoscope departure menu winner count distance taste sound or
 _FIRST_WORDS = "secret favourite lucky current last next total first best internal daily average lost hidden public".split()
 _SETTABLE = "volume brightness level speed mode name title language theme colour color temperature limit power angle channel height timeout priority status label size state owner user theme font".split()
 # fmt: on
+
+
+def _plain_word(rng: Random) -> str:
+    return rng.choice([*w.THINGS, *w.FOODS, *w.VEGETABLES, *w.ANIMALS, text.made_up_word(rng)])
+
+
+# fmt: off
+_VERBS_OF_KINDS = VERBS + """show hide carry throw catch buy sell rent borrow return order deliver visit greet praise draw sing climb follow teach thank remind warn invite cancel extend shrink flip rotate crop zip encrypt
+scramble translate rate like block mute pin share upload download install remove restart resume pause schedule book reserve water feed brush dry cut slice cook fry boil roast freeze melt""".split()
+# What a function does something to: names of the parameter, values.
+_OBJECTS: list[tuple[str, str, some.Make]] = [
+    ("animal", "animal animal pet name", some.one_of(w.ANIMALS)), ("food", "food item dish", some.one_of(w.FOODS)), ("fruit", "fruit item", some.one_of(w.FRUITS)), ("plant", "plant kind name", some.one_of(w.VEGETABLES)),
+    ("thing", "thing item object what", _plain_word), ("room", "room place", some.one_of(some.ROOMS)), ("file", "path file filename source", some.file), ("host", "host server name address", some.host),
+    ("user", "user username name", some.name), ("student", "student name pupil", some.name), ("team", "team name", some.proper), ("place", "place location where", some.one_of(w.PLACES)),
+    ("city", "city place", some.city), ("song", "song title name", some.song), ("film", "film title movie", some.film), ("word", "word text term", text.any_word), ("order", "order_id id number", some.order),
+    ("device", "device name id", some.one_of(w.THINGS)), ("account", "account id name", some.code), ("page", "url page address", some.host), ("product", "product item name", some.one_of(some.PRODUCTS)),
+    ("street", "street name", some.address), ("note", "note text", some.phrase), ("event", "event title", some.one_of(some.EVENTS)), ("ship", "ship name", some.proper), ("party", "party name", some.proper),
+]
+# How it is done: names of the parameter, values, its type, ways to say it.
+_WAYS: list[tuple[str, some.Make, str, str]] = [
+    ("seconds duration time", some.small, "integer", "for {} seconds;for {} seconds"), ("minutes duration", some.small, "integer", "for {} minutes"), ("hours", some.small, "integer", "for {} hours"), ("days", some.small, "integer", "for {} days"),
+    ("times count repeat n", some.small, "integer", "{} times"), ("room place where", some.one_of(some.ROOMS), "string", "in the {}"), ("place location where", some.one_of(w.PLACES), "string", "in the {};at the {};near the {}"),
+    ("city where place", some.city, "string", "in {}"), ("color colour", some.one_of(w.COLOURS), "string", "in {};in {}"), ("name title label", some.proper, "string", "as {};and call it {};under the name {}"), ("person recipient to user", some.name, "string", "for {};for {}"),
+    ("tool with_item material with", _plain_word, "string", "with the {};with a {};with some {}"), ("target to destination new_name", some.file, "string", "to {};into {}"), ("source from origin", some.file, "string", "from {}"), ("to destination address", some.address, "string", "to {};at {}"),
+    ("date day when", some.date, "string", "on {};for {}"), ("time at when", some.time, "string", "at {};at {}"), ("level power speed", some.small, "integer", "at level {};with power {}"), ("width", some.number, "integer", "to a width of {};with width {}"),
+    ("height", some.number, "integer", "with height {};and height {}"), ("amount quantity", some.number, "integer", "with an amount of {}"), ("price", some.price, "number", "for {} euros;at a price of {}"), ("reason message text", some.phrase, "string", "because \"{}\";with the message \"{}\""),
+    ("percent percentage", some.small, "integer", "by {} percent;to {} percent"), ("language", some.one_of(some.LANGUAGES), "string", "in {};into {}"), ("email address to", some.email, "string", "for {};to {}"), ("note comment", some.phrase, "string", "with the note '{}'"),
+]
+_WITH_ARTICLE = "animal food fruit plant thing room place device product".split()
+_METHODS = ["fast slow", "small medium large", "soft hard", "red green blue", "A B C D", "md5 sha1 sha256", "json xml csv", "low medium high", "left right", "up down left right", "png jpg gif", "north south east west", "cold warm hot", "daily weekly monthly", "bold italic plain"]
+# fmt: on
+
+
+def natural_tool(rng: Random) -> Tool:
+    """Make up a function that does something to a thing, and ask for it as people do: without names of parameters."""
+    verb = rng.choice(_VERBS_OF_KINDS)
+    kind, names, make = rng.choice(_OBJECTS)
+    names = names if rng.random() < 0.75 else f"{kind} {kind}_name the_{kind}"
+    is_named = rng.random() < 0.6  # "feed the animal goat", where the value alone may be asked as well
+    parameters = [Parameter("v", names.split(), make, {"type": "string"}, False)]
+    ways = ["{v}", "the {v}"] if kind in _WITH_ARTICLE else ["{v}"]
+    says = [rng.choice([f"the {kind} {{v}}", *ways] if is_named else ways)]
+    for key, (way_names, way_make, way_kind, phrases) in zip(
+        "wz", rng.sample(_WAYS, rng.choices([0, 1, 2], [35, 45, 20])[0]), strict=False
+    ):
+        schema: dict[str, Any] = {"type": way_kind}
+        parameters.append(Parameter(key, way_names.split(), way_make, schema, rng.random() < 0.25))
+        says.append(rng.choice(phrases.split(";")).replace("{}", f"{{{key}}}"))
+    if len(parameters) < 3 and rng.random() < 0.2:
+        choices = rng.choice(_METHODS).split()
+        parameters.append(
+            Parameter(
+                "m",
+                ["mode", "method", "kind", "style", "size", "format", "option", "type"],
+                some.one_of(choices),
+                {"type": "string", "enum": choices},
+                rng.random() < 0.2,
+            )
+        )
+        says.append(rng.choice(["with {m}", "with {m}", "as {m}", "in {m}", "{m}"]))
+    name = rng.choice(
+        [f"{verb}_{kind}", f"{verb}_{kind}", f"{verb}_{kind}", f"{verb}_the_{kind}", f"{kind}_{verb}", verb]
+    )
+    whole = " ".join(says)
+    # A further way of asking leaves out what is optional.
+    needed = " ".join(
+        said for parameter, said in zip(parameters, says, strict=True) if not parameter.is_optional
+    )
+    asks = [f"!{verb} {said}" for said in (whole, whole, needed)]
+    asks += [f"i want to {verb} {whole}", f"i need you to {verb} {needed}"]
+    known = Known(
+        group=f"natural {verb} {kind}", names=name if rng.random() < 0.8 else _camel(name), parameters=parameters,
+        says=f"{capital(verb)} {a(kind)}.;{capital(_inflected(verb))} the {kind}.;{capital(verb)} the {kind}.;Use it to {verb} {a(kind)}.;{capital(verb)} {a(kind)} of your choice.",
+        asks=";".join(asks), more=f"now {needed};and {needed}", facts=lambda rng, v: {"r": _made_up_value(rng)},
+        shapes=[*DONE, {"result": "{r}"}, {"status": "{r}"}], answers="It is done.;Done.;The result is {r}.", pairs=f"!{verb} {{v}} and {{v2}}" if len(parameters) == 1 else "",
+    )  # fmt: skip
+    return known_tool(rng, known)
 
 
 def _camel(words: str) -> str:

@@ -129,6 +129,35 @@ def order(rng: Random) -> str:
     return str(rng.randint(100, 99999)) if rng.random() < 0.6 else code(rng)
 
 
+def file(rng: Random) -> str:
+    if rng.random() < 0.3:
+        return rng.choice(FILES)
+    stem = text.any_word(rng).lower() + rng.choice(
+        ["", "", f"-{rng.randint(1, 99)}", f"_{rng.choice(w.WORDS)}"]
+    )
+    return f"{stem}.{rng.choice('txt pdf csv md json png jpg py zip log doc html'.split())}"
+
+
+def host(rng: Random) -> str:
+    if rng.random() < 0.2:
+        return ".".join(str(rng.randint(1, 254)) for _ in range(4))
+    parts = [text.any_word(rng).lower() for _ in range(rng.choice([1, 2, 2]))]
+    return ".".join([*parts, rng.choice(["com", "org", "net", "example.com", "example.org", "local"])])
+
+
+def address(rng: Random) -> str:
+    street = rng.choice(
+        [text.made_up_word(rng), rng.choice(w.THINGS), rng.choice(_LAST), rng.choice(w.PLACES)]
+    )
+    return f"{rng.randint(1, 300)} {capital(street)} {rng.choice(['Street', 'Road', 'Lane', 'Avenue', 'Square'])}"
+
+
+def proper(rng: Random) -> str:
+    """Make up a name of several words, such as of a place, a song or a team."""
+    words = [rng.choice([text.made_up_word, text.any_word])(rng) for _ in range(rng.choice([1, 2, 2, 3]))]
+    return " ".join(map(capital, words))
+
+
 def numbers(rng: Random) -> list[int]:
     return [rng.randint(0, 99) for _ in range(rng.randint(2, 5))]
 
