@@ -413,7 +413,7 @@ async def test_deadlines_hold_while_the_runner_does_not_come_back(autojump_clock
     crash_in_steps(executor, 5)
     ended_s = dict[int, float]()
 
-    async def ask(number: int, **limits: float) -> None:
+    async def ask(number: int, **limits: Any) -> None:
         async with engine.generate([9], attrs.evolve(PARAMS, n=1 + number % 2), **limits) as stream:
             outputs[number] = await last_of(stream)
         ended_s[number] = trio.current_time()

@@ -78,7 +78,7 @@ async def test_an_admission_that_fails_at_its_end_holds_nothing(
 ) -> None:
     opened: list[object] = []
 
-    def fail(*values: object, **fields: object) -> Any:
+    def fail(*values: Any, **fields: Any) -> Any:
         opened.append(values)
         if fails_in == "outputs" and len(opened) < 3:
             return open_output(*values, **fields)

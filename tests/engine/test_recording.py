@@ -24,6 +24,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.step_plan import StepPlan
 from triolet.engine.engine import Engine
 from triolet.errors import ConfigError, RunnerDied, UnsupportedFeature
+from triolet.ipc import recording
 from triolet.ipc.recording import RecordedRequest, departure_of, read_recording
 from triolet.recording import recorder
 from triolet.recording.model_digest import digest_of_model
@@ -194,7 +195,7 @@ async def test_a_shortage_while_a_recording_is_written_ends_the_recording_alone(
     autojump_clock: MockClock,
 ) -> None:
     path, is_short = tmp_path / "requests.jsonl", False
-    encode = recorder.encode
+    encode = recording.encode
 
     def fail(record: Any) -> bytes:
         if is_short:
