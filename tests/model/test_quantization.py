@@ -171,4 +171,4 @@ def test_halves_of_bytes_take_4_and_a_half_bits(tmp_path: Path) -> None:
 def test_only_what_is_known_can_be_configured() -> None:
     assert EngineConfig(quantization="int4").quantization == "int4"
     with pytest.raises(ConfigError, match="quantization must be one of none, int8, int4"):
-        EngineConfig(quantization="awq")
+        EngineConfig(quantization="squeezellm")

@@ -91,7 +91,7 @@ def test_gelu_gates_are_planned_too(load: Callable[..., CausalModel], tmp_path: 
 def test_what_the_plan_does_not_know_stays_in_torch(
     family: str, load: Callable[..., CausalModel], tmp_path: Path
 ) -> None:
-    assert isinstance(load(make_model(family, tmp_path, hidden_act="relu"), ""), Decoder)
+    assert isinstance(load(make_model(family, tmp_path, hidden_act="gelu"), ""), Decoder)
 
 
 def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path) -> None:

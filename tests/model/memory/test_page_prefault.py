@@ -76,6 +76,22 @@ def num_threads() -> Callable[[], int]:
     return lambda: len(threads() - others)
 
 
+def test_a_cache_that_is_collected_in_its_own_thread_ends_the_thread() -> None:
+    pages = page_prefault._Pages([torch.zeros(4, 4096)], 2**20, 2**20, 1.0, 1.0)
+    errors = list[BaseException]()
+
+    def work() -> None:
+        try:
+            page_prefault._end(pages, thread)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
 def test_as_much_as_is_asked_for_is_in_memory_ahead_of_what_is_used_and_no_more() -> None:
     tensors = [make_tensor(), make_tensor()]
     pages = PagePrefault(tensors, min_bytes=2 * 16 * BLOCK_BYTES, max_bytes=2 * 16 * BLOCK_BYTES)

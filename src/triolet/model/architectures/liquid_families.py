@@ -130,9 +130,11 @@ def lfm3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
     if fields.flag("use_sandwich_norm", True):
         names = attrs.evolve(names, post_attention_norm="post_operator_norm", post_mlp_norm="post_ffn_norm")
+    # In this family the config class knows both names.
+    eps = fields.number("rms_norm_eps", fields.number("norm_eps", 1e-5))
     return attrs.evolve(
         with_attention_bias(fields, with_layers(config, [of_kinds[kind] for kind in kinds])),
-        norm=attrs.evolve(config.norm, eps=fields.number("norm_eps", 1e-5)),
+        norm=attrs.evolve(config.norm, eps=eps),
         activation="silu",
         qk_norm=True,
         head_gate=fields.flag("use_attention_gate", True),

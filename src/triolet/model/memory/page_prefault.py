@@ -201,7 +201,9 @@ def _advise(address: int, size: int, advice: int) -> int:
 
 def _end(pages: _Pages, thread: threading.Thread) -> None:
     pages.end()
-    thread.join()
+    # The garbage collector may run in the thread itself, which cannot wait for its own end.
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def prefault_pages(tensors: Sequence[Tensor], device: torch.device) -> PagePrefault | None:

@@ -671,7 +671,9 @@ async def test_grammars_that_are_being_compiled_count_among_the_processes_there_
             nursery.start_soon(is_refused)
             for name in "abc":
                 nursery.start_soon(grammars.open, form(name))
-        assert (most, len(grammars._processes)) == (1, 1)
+        # None is left if the refused one came last: the one before it had to end for it.
+        assert most == 1
+        assert len(grammars._processes) <= 1
         grammars.close()
 
 
