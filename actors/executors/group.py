@@ -108,9 +108,8 @@ class GroupExecutor(Executor):
                 if body.cancelled_caught:
                     failures.append(self._deaths[0])
                 is_over.set()
-        except (
-            BaseExceptionGroup
-        ):  # of a failure in the body it holds the cancellation that came with it, at most
+        except BaseExceptionGroup:
+            # Of a failure in the body it holds the cancellation that came with it, at most.
             if not failures or isinstance(failures[0], trio.Cancelled):
                 raise  # what a rank's own task ended with
         if failures:

@@ -357,9 +357,8 @@ class DecoderConfig:
     # So is what each head gives, by one gate of its own, which comes from what attention reads (LFM3).
     head_gate: bool = False
     mlp_bias: bool = False
-    mlp_gate_scale: float = (
-        1.0  # the gate of the feed-forward block is multiplied by it before the activation
-    )
+    # The gate of the feed-forward block is multiplied by it before the activation.
+    mlp_gate_scale: float = 1.0
     mlp_scale: float = 1.0  # what the feed-forward block gives is multiplied by it
     qk_norm: bool = False  # queries and keys are normalised per head
     qk_norm_of_rows: bool = False  # with `qk_norm`: over all heads of a token together (OLMo 2)
