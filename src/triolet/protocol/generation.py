@@ -91,9 +91,8 @@ class GenerationRequest:
     store: bool = False
 
     timeout: float | None = None  # seconds after which the answer ends with what it has
-    return_token_ids: bool = (
-        False  # True to send the ids of the prompt's and the answer's tokens, as vLLM does
-    )
+    # True to send the ids of the prompt's and the answer's tokens, as vLLM does.
+    return_token_ids: bool = False
     # True to show a token as `token_id:ID`, in place of its text, where log-probabilities name it.
     return_tokens_as_token_ids: bool = False
     # True to send chunks without choices too, that say in `triolet` what the answer waits for.
