@@ -55,6 +55,8 @@ from typing import Any
 
 import attrs
 
+from triolet.workers.priority import lower_priority
+
 MODEL = "triolet-nano"
 ATTACKER, WITNESS = "attacker-key", "witness-key"
 CHAT = {
@@ -429,10 +431,15 @@ def attacks() -> dict[str, Attack]:
 # ------------------------------------------------------------------------------------------ the processes
 
 
+def stand_elsewhere(niceness: int) -> None:
+    """Take no processor time that the server wants, as clients on other machines take none."""
+    os.setsid()  # where Linux divides processors among sessions first, niceness counts within a session only
+    lower_priority(niceness)
+
+
 def attack(port: int, names: Sequence[str], seconds: float) -> dict[str, dict[str, int]]:
     """Run attacks at the same time, each again and again for so long; return what came back for each."""
     take_all_descriptors()
-    os.nice(19)
     if core := os.environ.get(THEIR_CORE):
         os.sched_setaffinity(0, {int(core)})
     known, clients = attacks(), {name: Client(port, ATTACKER, ELSEWHERE) for name in names}
@@ -750,7 +757,7 @@ def open_stream(client: Client, num_tokens: int, *, receive_buffer: int | None =
 def others(port: int, *, are_reading: bool) -> None:
     """Hold clients that read, or do not, until stdin has a line."""
     take_all_descriptors()
-    os.nice(19)
+    stand_elsewhere(19)
     client = Client(port, ATTACKER)
     is_over = threading.Event()
 
@@ -891,7 +898,7 @@ def main() -> None:
         leave_a_core()
     if options.attack:
         port, seconds, *names = options.attack
-        os.nice(options.nice)
+        stand_elsewhere(options.nice)
         print(json.dumps(attack(int(port), names, float(seconds))))
     elif options.watch:
         print(json.dumps(watch(options.watch)))

@@ -491,6 +491,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=[connection.fileno()],
+        start_new_session=True,  # which the program gives a low priority, also beside the model's session
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
     )
 

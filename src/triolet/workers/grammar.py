@@ -38,6 +38,7 @@ from triolet.ipc.grammar import (
     Vocabulary,
 )
 from triolet.workers.parent_death import die_with_parent
+from triolet.workers.priority import lower_priority
 
 if TYPE_CHECKING:
     from triolet.structured_outputs.compiler import Grammar, GrammarVocabulary
@@ -51,7 +52,7 @@ def main(connection: socket.socket, parent_id: int | None = None) -> NoReturn:
     """Read the vocabulary, then fork a copy for each request, until the connection is closed."""
     die_with_parent(os.getppid() if parent_id is None else parent_id)
     # A grammar may take a core for seconds, which the event loop and the model need for everything else.
-    os.nice(NICENESS)
+    lower_priority(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the copies
     tokens = _read_vocabulary(connection)

@@ -91,6 +91,21 @@ async def comes_true(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
+def session_niceness(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/autogroup").read_text().rpartition(" ")[2])
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the system has no groups of sessions")
+async def test_grammars_have_a_low_priority_beside_other_sessions_too(folder: Path) -> None:
+    own, own_session = os.getpriority(os.PRIO_PROCESS, 0), session_niceness(os.getpid())
+    async with opened(folder) as engine:
+        await engine.complete([1], params(JSON))
+        for pid in grammar_processes():
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + 10, 19)
+            assert session_niceness(pid) == 10
+    assert session_niceness(os.getpid()) == own_session
+
+
 # ----------------------------------------------------------------------------------- clients that leave
 
 
