@@ -235,7 +235,7 @@ def test_tensors_that_were_read_and_let_go_leave_no_memory_taken(tmp_path: Path)
     # In a process of its own: other tests leave memory that comes and goes.
     command = [sys.executable, "-c", READS_ALL, str(tmp_path)]
     ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SRC)}, check=True, capture_output=True)
-    assert int(ran.stdout) < 32 * mib  # of 128
+    assert int(ran.stdout) < 16 * mib  # of 128
 
 
 READS_ALL = """
@@ -243,6 +243,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from triolet.model.folder.checkpoint import Checkpoint
+from triolet.model.memory.out_of_memory import trim_heap
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -251,6 +252,7 @@ checkpoint = Checkpoint.open(Path(sys.argv[1]))
 before = resident_bytes()
 for name in checkpoint.tensors:
     assert checkpoint.read(name).view(torch.uint8)[-1] == 1
+trim_heap()  # as a load does; how much of what is free glibc keeps is up to the order of its pieces
 print(resident_bytes() - before)
 """
 
