@@ -256,6 +256,16 @@ _METHODS = ["fast slow", "small medium large", "soft hard", "red green blue", "A
 # fmt: on
 
 
+def _choices(rng: Random) -> list[str]:
+    """Return what a parameter may be: words that belong together, or any two to five, so that none is learned by heart."""
+    if rng.random() < 0.35:
+        return rng.choice(_METHODS).split()
+    pool = rng.choice([w.FOODS, w.ANIMALS, w.ADJECTIVES, w.WORDS, _STATES])
+    many = [*rng.sample(pool, rng.randint(2, 4)), *([text.made_up_word(rng)] if rng.random() < 0.25 else [])]
+    rng.shuffle(many)
+    return many
+
+
 def natural_tool(rng: Random) -> Tool:
     """Make up a function that does something to a thing, and ask for it as people do: without names of parameters."""
     verb = rng.choice(_VERBS_OF_KINDS)
@@ -263,16 +273,16 @@ def natural_tool(rng: Random) -> Tool:
     names = names if rng.random() < 0.75 else f"{kind} {kind}_name the_{kind}"
     is_named = rng.random() < 0.6  # "feed the animal goat", where the value alone may be asked as well
     parameters = [Parameter("v", names.split(), make, {"type": "string"}, False)]
-    ways = ["{v}", "the {v}"] if kind in _WITH_ARTICLE else ["{v}"]
-    says = [rng.choice([f"the {kind} {{v}}", *ways] if is_named else ways)]
+    ways = ["{v}", "the {v}", "my {v}"] if kind in _WITH_ARTICLE else ["{v}"]
+    says = [rng.choice([f"the {kind} {{v}}", f"the {{v}} {kind}", *ways] if is_named else ways)]
     for key, (way_names, way_make, way_kind, phrases) in zip(
         "wz", rng.sample(_WAYS, rng.choices([0, 1, 2], [35, 45, 20])[0]), strict=False
     ):
         schema: dict[str, Any] = {"type": way_kind}
         parameters.append(Parameter(key, way_names.split(), way_make, schema, rng.random() < 0.25))
         says.append(rng.choice(phrases.split(";")).replace("{}", f"{{{key}}}"))
-    if len(parameters) < 3 and rng.random() < 0.2:
-        choices = rng.choice(_METHODS).split()
+    if len(parameters) < 3 and rng.random() < 0.3:
+        choices = _choices(rng)
         parameters.append(
             Parameter(
                 "m",
