@@ -204,7 +204,7 @@ def new_chats(seed: int) -> Iterator[list[Message]]:
 
 
 def _with_new(rng: Random) -> list[Message]:
-    chats = rng.choices((form.CHATS, tool.CHATS, think.CHATS), (0.36, 0.46, 0.18))[0]
+    chats = rng.choices((form.CHATS, tool.CHATS, think.CHATS), (0.4, 0.45, 0.15))[0]
     return rng.choices(list(chats), list(chats.values()))[0](rng)
 
 
