@@ -250,17 +250,22 @@ class Engines:
             state = await self._checked(engine)
             if engine._alarm.is_set():
                 continue  # it may have answered before it broke the connection
-            if state is EngineState.DOWN and engine.state is not EngineState.DOWN:
-                engine._num_missed += 1
-                if engine._num_missed < MAX_MISSED:
-                    state = engine.state
-            else:
-                engine._num_missed = 0
-            self._become(engine, state)
+            if state is not None:
+                self._note_check(engine, state)
             with trio.move_on_after(CHECK_INTERVAL_S):
                 await engine._alarm.wait()
 
-    async def _checked(self, engine: RoutedEngine) -> EngineState:
+    def _note_check(self, engine: RoutedEngine, state: EngineState) -> None:
+        if state is EngineState.DOWN and engine.state is not EngineState.DOWN:
+            engine._num_missed += 1
+            if engine._num_missed < MAX_MISSED:
+                return
+        else:
+            engine._num_missed = 0
+        self._become(engine, state)
+
+    async def _checked(self, engine: RoutedEngine) -> EngineState | None:
+        """Ask an engine for its readiness; None where there was no room for a connection on this machine."""
         try:
             with trio.fail_after(CHECK_TIMEOUT_S):
                 async with request(engine.root, "/health/ready"):
@@ -274,8 +279,8 @@ class Engines:
         except trio.TooSlowError:
             return EngineState.DOWN
         except (ServerError, OSError) as error:
-            if shortage_of(error, CONNECTION) is not None:  # this machine's: it says nothing of the engine
-                return engine.state
+            if shortage_of(error, CONNECTION) is not None:
+                return None
             engine.models = None  # there may be another engine at this address a second later
             return EngineState.DOWN
         return EngineState.UP
