@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ import attrs
 from triolet.actors.executors.hash_key import hash_key
 from triolet.compat.engine_args import EngineArgs, runners_of
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
+from triolet.compat.operations.interrupts import Interrupts
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
@@ -157,6 +158,8 @@ class LLMEngine(EngineOperations):
         self._builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
+        self._interrupts = Interrupts()
+        self._untold: list[Any] = []  # outputs of a `step()` that Ctrl-C ended
         self._index = ENGINE_INDICES.take()
         # There is no scope whose end could give it back.
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
@@ -333,10 +336,11 @@ class LLMEngine(EngineOperations):
             # Whether it is refused now or in the journal from `add` on: the journal counts its own.
             admission.give_back(params.n, client)
         hold_back = cast("HoldBack", self.vllm_config.hold_back)
-        # Wall-clock time, as vLLM's `RequestMetrics` have it; all other times are monotonic.
-        outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
-        self._outputs[request_id] = outputs
-        self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
+        with self._interrupts.held():
+            # Wall-clock time, as vLLM's `RequestMetrics` have it; all other times are monotonic.
+            outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
+            self._outputs[request_id] = outputs
+            self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
 
     def _checked(
         self, params: SamplingParams | PoolingParams | None
@@ -380,17 +384,24 @@ class LLMEngine(EngineOperations):
 
         Unknown ids are ignored.
         """
-        for one in listed_ids(request_ids):
-            for output in self._outputs.get(one, ()):
-                self._core.finish(output.entry.serial, FinishReason.ABORT)
+        with self._interrupts.held():
+            for one in listed_ids(request_ids):
+                for output in self._outputs.get(one, ()):
+                    self._core.finish(output.entry.serial, FinishReason.ABORT)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """End requests and forget them: `step()` returns no more output of them."""
-        for one in request_ids:
-            self.abort_request(one)
-            self._deliver()
-            if one in self._answers:
-                self._forget(one)
+        with self._interrupts.held():
+            for one in request_ids:
+                self.abort_request(one)
+                self._deliver()
+                if one in self._answers:
+                    self._forget(one)
+                self._untold = [output for output in self._untold if output.request_id != one]
+
+    def has_request(self, request_id: str) -> bool:
+        """Return True if the id is in use."""
+        return request_id in self._answers
 
     def has_place(self, num_answers: int = 1) -> bool:
         """Return False if a request for so many answers should wait until others have ended.
@@ -405,11 +416,12 @@ class LLMEngine(EngineOperations):
 
     def get_num_unfinished_requests(self) -> int:
         """Return the number of requests that wait, run or have output to take; n answers to a prompt count n times."""
-        return sum(map(len, self._outputs.values()))
+        num_untold = sum(output.request_id not in self._outputs for output in self._untold)
+        return sum(map(len, self._outputs.values())) + num_untold
 
     def has_unfinished_requests(self) -> bool:
         """Return True if a request waits, runs or has output to take."""
-        return bool(self._answers)
+        return bool(self._answers or self._untold)
 
     def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
         """Return the argument: there are no other engines to ask."""
@@ -425,14 +437,31 @@ class LLMEngine(EngineOperations):
         Raises:
             Exception: an error of the model's runner, unchanged. Later steps compute all requests again, except one
                 that is found to crash the runner each time: that one fails.
+            KeyboardInterrupt: Ctrl-C; no request is lost, and no token.
         """
-        self._compute()
-        self._deliver()
-        outputs = self._take_outputs()
-        self._reporting.report(self._clock())
-        return outputs
+        return self.step_for(None)
+
+    def step_for(self, request_ids: Container[str] | None) -> list[Any]:
+        """Compute one step, as `step` does, and return the new outputs of these requests; those of others wait."""
+        outputs: list[Any] = []
+        try:
+            with self._interrupts.held():
+                outputs = self._take_untold(request_ids)
+                if not outputs:
+                    self._compute()
+                    self._deliver()
+                    outputs = self._take_outputs(request_ids)
+                    self._reporting.report(self._clock())
+            return outputs
+        except BaseException:  # of an interrupt that came meanwhile: the caller gets them with the next step
+            self._untold += outputs
+            raise
 
     def _compute(self) -> bool:
+        with self._interrupts.held():  # but for the time in which the runner computes
+            return self._compute_held()
+
+    def _compute_held(self) -> bool:
         core = self._core
         core.add_arrivals()
         self._grammars.answer()
@@ -446,7 +475,8 @@ class LLMEngine(EngineOperations):
         try:
             # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
             # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
-            result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
+            with self._interrupts.let_through():
+                result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
         except Exception as error:
             core.fail_step(plan, error)
             self._start_over()
@@ -467,14 +497,25 @@ class LLMEngine(EngineOperations):
         self._core.new_scheduler(self._limits)
 
     def _deliver(self) -> None:
-        # A stop string in what is delivered ends its request, which is progress again.
-        while serials := self._core.take_progress():
-            for serial in serials:
-                self._core.advance(serial, self._clock())
+        with self._interrupts.held():
+            # A stop string in what is delivered ends its request, which is progress again.
+            while serials := self._core.take_progress():
+                for serial in serials:
+                    self._core.advance(serial, self._clock())
 
-    def _take_outputs(self) -> list[Any]:
+    def _take_untold(self, request_ids: Container[str] | None) -> list[Any]:
+        if request_ids is None or not self._untold:
+            outputs, self._untold = self._untold, []
+            return outputs
+        outputs = [output for output in self._untold if output.request_id in request_ids]
+        self._untold = [output for output in self._untold if output.request_id not in request_ids]
+        return outputs
+
+    def _take_outputs(self, request_ids: Container[str] | None) -> list[Any]:
         outputs: list[Any] = []
         for request_id, answers in tuple(self._answers.items()):
+            if request_ids is not None and request_id not in request_ids:
+                continue  # merged with what comes, as of any slow reader
             while answers.has_output():
                 entry, output = self._outputs[request_id][0].entry, answers.take()
                 outputs.append(output if entry.request.pooling is None else pooled_tensor(entry))
