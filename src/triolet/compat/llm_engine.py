@@ -74,7 +74,7 @@ def load(config: EngineConfig) -> Loaded:
     """
     # Late, because torch takes a second to import.
     from triolet.model.runner_loading import load_runner
-    from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
+    from triolet.model.tokenizer.tokenizer import check_template, load_configured_tokenizer
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))
@@ -96,6 +96,7 @@ def load(config: EngineConfig) -> Loaded:
             "LLM and LLMEngine compute in this process: AsyncLLM computes on other machines",
             config.runner,
         )
+    check_template(config.chat_template)
     runner, info = load_runner(config, lambda progress: None)
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
 
