@@ -96,10 +96,10 @@ async def test_what_is_no_template_is_refused_by_name_when_the_engine_opens(
 async def test_a_wrong_template_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no_such_model")
     for given in ("no/such.jinja", "{{ messages"):
-        with pytest.raises(ConfigError, match="^chat_template must be"):
+        with pytest.raises(ConfigError, match=r"^chat_template must be"):
             async with opened(Path(nowhere), chat_template=given):
                 pass
-        with pytest.raises(ConfigError, match="^chat_template must be"):
+        with pytest.raises(ConfigError, match=r"^chat_template must be"):
             LLM(nowhere, chat_template=given)
 
 

@@ -305,7 +305,7 @@ class SamplingPlan:
     tools: ToolPlan
     model: str | None = None  # name of the model that it was made for; None for the server's first one
     adapter: str | None = None  # name of the adapter that the request asks for; it is `model`, too
-    defaults: SamplingParams = SamplingParams()  # of the model
+    defaults: SamplingParams = attrs.field(factory=SamplingParams)  # of the model
     new_id: NewId | None = None  # makes ids that the model takes; None for those of the server's first one
 
     def for_successor(self, request: CreateResponse) -> SamplingPlan:
