@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from typing import Unpack
 
@@ -17,11 +16,11 @@ from triolet.actors.channels import Channels, ReplicatedChannels
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.registry import runner_of
 from triolet.actors.executors.replicas import open_executors
-from triolet.actors.executors.threads import clean_up_in_thread, run_in_thread
+from triolet.actors.executors.threads import clean_up_in_thread
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
-from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
+from triolet.actors.tokenizer import LoadTokenizer, check_configured_template, make_tokenizer_loader
 from triolet.config.engine import DEFAULT_BLOCK_SIZE, EngineConfig
 from triolet.config.engine_fields import EngineFields
 from triolet.core.engine_core import EngineCore
@@ -135,8 +134,7 @@ async def run_engine(
         )
         # Both before the model is loaded, which may take minutes.
         if config.chat_template is not None:
-            check = partial(_check_template, config.chat_template)
-            await run_in_thread(check, "reading the chat template", is_inline=config.runner == "inline")
+            await check_configured_template(config, inline=config.runner == "inline")
         if config.record is not None:
             recorder = open_recorder(config.record)
             stack.push_async_callback(recorder.close)
@@ -163,13 +161,6 @@ async def run_engine(
         raise failure
     # Last, so that an error of the caller's own is not replaced by this one.
     engine._availability.check_death_told()
-
-
-def _check_template(given: str) -> None:
-    # Late, because it brings the library of the tokenizers.
-    from triolet.model.tokenizer.tokenizer import check_template
-
-    check_template(given)
 
 
 def _make_core(config: EngineConfig, num_replicas: int) -> tuple[Channels, ActorProgress, EngineCore]:
