@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
-from triolet.compat.prompts import EngineCoreRequest
+from triolet.compat.operations.flags import FlexibleArgumentParser
+from triolet.compat.prompts import EngineCoreRequest, TextPrompt, TokensPrompt
 from triolet.compat.refusals import STAND_INS, UsageContext, stand_in
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
@@ -67,6 +68,7 @@ __all__ = [
     "EngineCoreRequest",
     "EngineDeadError",
     "EngineGenerateError",
+    "FlexibleArgumentParser",
     "Generation",
     "LLMEngine",
     "LoRARequest",
@@ -94,6 +96,8 @@ __all__ = [
     "StreamingRequest",
     "StructuredOutputsParams",
     "TextPieces",
+    "TextPrompt",
+    "TokensPrompt",
     "UsageContext",
     "VllmConfig",
     "VLLMValidationError",

@@ -20,7 +20,7 @@ import attrs
 from triolet.actors.executors.hash_key import hash_key
 from triolet.compat.engine_args import EngineArgs, runners_of
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
-from triolet.compat.operations.interrupts import Interrupts
+from triolet.compat.operations.interrupts import HeldInterrupts
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
@@ -159,7 +159,7 @@ class LLMEngine(EngineOperations):
         self._builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
-        self._interrupts = Interrupts()
+        self._interrupts = HeldInterrupts()
         self._untold: list[Any] = []  # outputs of a `step()` that Ctrl-C ended
         self._index = ENGINE_INDICES.take()
         # There is no scope whose end could give it back.

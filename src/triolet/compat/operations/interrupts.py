@@ -15,8 +15,8 @@ from types import FrameType
 Handler = Callable[[int, FrameType | None], object]
 
 
-class Interrupts:
-    """Interrupts of one engine. In other threads than the main one there are none, and nothing is held."""
+class HeldInterrupts:
+    """Interrupts that wait while one engine changes its state; in other threads than the main one there are none."""
 
     def __init__(self) -> None:
         self._handler: Handler | None = None  # of the program, while interrupts are held
