@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.compat.operations.flags import FlexibleArgumentParser
+from triolet.compat.operations.metrics import Counter, Gauge, Histogram, Metric, Vector
 from triolet.compat.prompts import EngineCoreRequest, TextPrompt, TokensPrompt
 from triolet.compat.refusals import STAND_INS, UsageContext, stand_in
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -63,16 +64,20 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "Counter",
     "EngineArgs",
     "EngineClient",
     "EngineCoreRequest",
     "EngineDeadError",
     "EngineGenerateError",
     "FlexibleArgumentParser",
+    "Gauge",
     "Generation",
+    "Histogram",
     "LLMEngine",
     "LoRARequest",
     "Logprob",
+    "Metric",
     "ModelConfig",
     "PromptAdapterRequest",
     "PromptType",
@@ -99,6 +104,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "UsageContext",
+    "Vector",
     "VllmConfig",
     "VLLMValidationError",
     "stream_generate",

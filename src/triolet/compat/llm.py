@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
+from triolet.compat.operations.metrics import Metric
 from triolet.compat.operations.offline import OfflineOperations
 from triolet.compat.pooling import params_of_task
 from triolet.compat.prompts import EngineCoreRequest
@@ -386,7 +387,7 @@ class LLM(OfflineOperations):
         """Return 1, the number of workers."""
         return 1
 
-    def get_metrics(self) -> list[Any]:
+    def get_metrics(self) -> list[Metric]:
         """Return all metrics; see `LLMEngine.get_metrics`."""
         return self.llm_engine.get_metrics()
 

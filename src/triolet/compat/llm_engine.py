@@ -21,6 +21,7 @@ from triolet.actors.executors.hash_key import hash_key
 from triolet.compat.engine_args import EngineArgs, runners_of
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
 from triolet.compat.operations.interrupts import HeldInterrupts
+from triolet.compat.operations.metrics import Metric, metrics_of
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
@@ -57,6 +58,7 @@ from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import steps_of
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
+from triolet.observability.prometheus import Metrics
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
@@ -165,7 +167,6 @@ class LLMEngine(EngineOperations):
         # There is no scope whose end could give it back.
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
-        self._metrics: Any = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -173,6 +174,8 @@ class LLMEngine(EngineOperations):
             atexit.register(self._tracing.close)
         for logger in NamedLoggers(config).make(stat_loggers, self._index):
             self.add_stat_logger(logger)
+        # From the beginning: programs ask for them when everything has been answered.
+        self._metrics = Metrics(self, prefix="vllm:") if self.log_stats else None
 
     @classmethod
     def from_engine_args(
@@ -569,19 +572,14 @@ class LLMEngine(EngineOperations):
         """Report to the stat loggers; the line in the log appears at most every ten seconds of work."""
         self.tell_stat_loggers()
 
-    def get_metrics(self) -> list[Any]:
-        """Return all metrics as prometheus_client's `Metric` objects, under the prefix `vllm:`.
+    def get_metrics(self) -> list[Metric]:
+        """Return all metrics under the prefix `vllm:`, each a `Counter`, `Gauge`, `Histogram` or `Vector`.
 
         Raises:
             UnsupportedFeature: statistics are off.
         """
-        if not self.log_stats:
-            raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         if self._metrics is None:
-            # Late, because most programs do without prometheus_client.
-            from triolet.observability.prometheus import Metrics
-
-            self._metrics = Metrics(self, prefix="vllm:")
+            raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         # Brings the registry up to date.
         self._metrics.render()
-        return list(self._metrics.registry.collect())
+        return metrics_of(self._metrics.registry.collect())
