@@ -11,7 +11,7 @@ import pytest
 from tests.actors.harness import answer_of, fake_engine
 from tests.bridge.harness import FastExecutor, no_thread_is_left
 from triolet import EngineConfig, SamplingParams
-from triolet.compat import AsyncEngineArgs, AsyncLLM
+from triolet.compat import AsyncEngineArgs, AsyncLLM, StatLoggerBase
 from triolet.errors import EngineClosed, WrongEventLoop
 
 LONG = SamplingParams(max_tokens=200, seed=3)
@@ -141,5 +141,27 @@ def test_an_engine_that_is_forgotten_ends_its_thread() -> None:
         gc.collect()
         await asyncio.wrap_future(thread.ended)
         thread.finish()
+
+    asyncio.run(main())
+
+
+def test_a_logger_that_cannot_be_made_leaves_no_engine_at_its_first_use_either() -> None:
+    made: list[StatLoggerBase] = []
+
+    def once_refused(config: EngineConfig, index: int) -> StatLoggerBase:
+        made.append(StatLoggerBase(config, index))
+        if len(made) == 1:
+            raise OSError("no disk")
+        return made[-1]
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(), stat_loggers=[StatLoggerBase, once_refused])
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no disk"):
+            engine.generate([1], LONG)
+        assert not engine.is_running
+        assert await read(engine, "r") == answer_of([1, 2], 3, 30)
+        assert engine.stat_loggers["1"] is made[-1]
+        engine.shutdown()
 
     asyncio.run(main())

@@ -187,10 +187,16 @@ class AsyncLLM(AsyncOperations):
 
     def _start_thread(self) -> None:
         """Start the engine and block the event loop until it is ready, as the constructor of vLLM does."""
-        self._thread = EngineThread(self._open)
-        self._engine = cast("Engine", AsyncioEngine(self._thread, self._thread.opened.result()))
-        for logger in self._loggers.make(self._given_loggers, self._engine.index):
-            self._engine.add_stat_logger(logger)
+        thread = EngineThread(self._open)
+        try:
+            engine = AsyncioEngine(thread, thread.opened.result())
+            self._loggers = NamedLoggers(self._config)
+            for logger in self._loggers.make(self._given_loggers, engine.index):
+                engine.add_stat_logger(logger)
+        except BaseException:  # also of a factory: the next attempt must not find half an engine
+            thread.stop()
+            raise
+        self._thread, self._engine = thread, cast("Engine", engine)
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
