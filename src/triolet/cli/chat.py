@@ -211,8 +211,13 @@ class Chat:
             self.screen.remark("Nothing was sent; the conversation stays as it is.")
             self.screen.say("")
             return
-        self.state.conversation.take_back()
+        exchanges = self.state.conversation.exchanges
+        replaced, num_before = self.state.conversation.take_back(), len(exchanges)
         await self._answer_to(typed)
+        if replaced is not None and len(exchanges) == num_before:  # it got no answer
+            exchanges.append(replaced)
+            self.screen.remark("The exchange that it was to replace stays.")
+            self.screen.say("")
 
     async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
         """Carry something out that Ctrl-C may stop and that may fail."""

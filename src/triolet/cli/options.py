@@ -561,7 +561,15 @@ def text_or_stdin(text: str, flag: str) -> str:
             if sys.stdin.isatty():
                 click.echo("Reading from the terminal; Ctrl-D ends it.", err=True)
             text = sys.stdin.buffer.read().decode().removesuffix("\n")
-        text.encode()  # invalid bytes of an argument have become surrogates, which no tokenizer accepts
+    except UnicodeError as error:
+        raise click.UsageError(f"{source} must be UTF-8; {error}") from error
+    return _utf8(text, source)
+
+
+def _utf8(text: str, source: str) -> str:
+    """Return a text of the command line; invalid bytes in it have become surrogates, which no tokenizer accepts."""
+    try:
+        text.encode()
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error
     return text
@@ -589,10 +597,10 @@ def text_or_file(text: str | None, flag: str) -> str | None:
     """Return `text`, or for `@FILE` the content of the file.
 
     Raises:
-        click.UsageError: the file cannot be read.
+        click.UsageError: the file cannot be read, or the text is no UTF-8.
     """
     if text is None or not text.startswith("@"):
-        return text
+        return None if text is None else _utf8(text, flag)
     try:
         return Path(os.path.expanduser(text[1:])).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
