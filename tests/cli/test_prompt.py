@@ -173,7 +173,11 @@ async def test_ctrl_z_suspends_the_program_and_is_no_character_of_the_message(
     prompt: Prompt, keys: PipeInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suspended: list[Application[object]] = []
-    monkeypatch.setattr(Application, "suspend_to_background", lambda app: suspended.append(app))
+
+    def suspend(app: Application[object]) -> None:
+        suspended.append(app)
+
+    monkeypatch.setattr(Application, "suspend_to_background", suspend)
     keys.send_text("abc\x1adef\r")
     assert await prompt.ask() == "abcdef"
     assert suspended == [prompt._session.app]

@@ -148,7 +148,11 @@ def chat(
 
     # Strict readers of the events know OpenAI's only.
     model = options.named_model()
-    opener = local(config) if address is None else remote(address, model, vendor_events=not json_events)
+    opener = (
+        local(config, options.other_models())
+        if address is None
+        else remote(address, model, vendor_events=not json_events)
+    )
     # Without a flag a conversation shows timings, and a single answer does not.
     shows_stats = stats is not False if question is None else stats is True
     chosen = ChatOptions(

@@ -83,7 +83,9 @@ class Prompt:
             history=history or InMemoryHistory(),
             completer=CommandCompleter(commands),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
-            input_processors=[TabsProcessor(TAB_COLUMNS, " ", " ")],  # without it a tab of a paste is shown as ^I
+            input_processors=[
+                TabsProcessor(TAB_COLUMNS, " ", " ")
+            ],  # without it a tab of a paste is shown as ^I
             enable_suspend=True,  # Ctrl-Z would otherwise be a character of the message
             style=STYLE,
             color_depth=None if colour else ColorDepth.DEPTH_1_BIT,
