@@ -176,7 +176,7 @@ def _cached_models() -> list[ModelEntry]:
     except OSError:
         return []
     return [
-        ModelEntry(one.name, f"{one.size_bytes / 1e9:.1f} GB in the cache")
+        ModelEntry(name, f"{size / 1e9:.1f} GB in the cache")
         for one in models
-        if one.has_weights
+        for name, size in one.usable.items()
     ]
