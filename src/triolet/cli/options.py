@@ -80,9 +80,12 @@ class SectionedCommand(click.Command):
         except click.NoSuchOption as error:
             raise self._explained(error, words) from None
         except click.UsageError as error:
-            if "--served-model-name" not in words or "unexpected extra argument" not in error.message:
+            hint = NAMES_HINT if "--served-model-name" in words else ""
+            if not hint and any(option.name == "questions" for option in self.params):
+                hint = "; -q TEXT asks a question"
+            if not hint or "unexpected extra argument" not in error.message:
                 raise
-            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
 
     def _explained(self, error: click.NoSuchOption, words: Sequence[str]) -> click.UsageError:
         """Return the error for an unknown option, which says what an option of vLLM's is here."""
@@ -535,6 +538,19 @@ def text_or_stdin(text: str, flag: str) -> str:
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error
     return _utf8(text, source)
+
+
+def joined_texts(texts: Sequence[str], flag: str) -> str:
+    """Return texts as one, with an empty line between them; `-` is all of stdin.
+
+    Raises:
+        click.UsageError: stdin is wanted twice, a text is no UTF-8, or a stream is closed.
+    """
+    if texts.count("-") > 1:
+        raise click.UsageError(
+            f"{flag} must be - once only, which reads all of stdin; got it {texts.count('-')} times"
+        )
+    return "\n\n".join(filter(None, (text_or_stdin(text, flag).strip() for text in texts)))
 
 
 def _utf8(text: str, source: str) -> str:
