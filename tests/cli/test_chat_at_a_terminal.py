@@ -173,6 +173,25 @@ def test_a_file_goes_with_the_message_that_is_sent_after_one_that_failed(
     chat.expect("hello")
 
 
+def test_an_edited_message_that_gets_no_answer_leaves_the_exchange_that_it_was_to_replace(
+    start: START, tmp_path: Path
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nprintf 'please fail now' > $1\n")
+    editor.chmod(0o755)
+    chat = start(VISUAL=str(editor))
+    chat.expect(PROMPT)
+    chat.type("hello" + ENTER)
+    chat.expect("prompt 10")
+    chat.type("/edit" + ENTER)
+    chat.expect("please fail now")
+    chat.type(ENTER)
+    chat.expect("a step failed twice")
+    chat.expect("The exchange that it was to replace stays.")
+    chat.type("/undo" + ENTER)
+    chat.expect("Took back: hello")
+
+
 @pytest.mark.slow
 def test_a_dead_engine_ends_the_chat_with_one_line(chat: Terminal) -> None:
     chat.type("kill the engine" + ENTER)

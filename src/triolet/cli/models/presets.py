@@ -114,6 +114,16 @@ def read_presets(path: Path) -> list[Preset]:
     return [read_preset(path, name, table) for name, table in _tables(path).items()]
 
 
+def all_presets() -> list[Preset]:
+    """Return the presets of the user's file; none without one.
+
+    Raises:
+        PresetError: it cannot be read, or a preset in it is wrong.
+    """
+    path = find_file()
+    return [] if path is None else read_presets(path)
+
+
 def read_preset(path: Path, name: str, table: object) -> Preset:
     """Return a preset from its table, with values that were checked.
 
