@@ -24,7 +24,10 @@ from tests.router.fake_fleet import (
 )
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket
+from triolet.protocol.json.parsing import JsonLimits
 from triolet.router import run
+from triolet.router.client_request import Prompt, parsed_request
+from triolet.router.engines import Engines, RoutedEngine
 
 CHAT = "/v1/chat/completions"
 
@@ -314,3 +317,37 @@ def test_a_router_has_as_many_descriptors_as_the_system_allows(monkeypatch: pyte
 class _NoSignals:
     def raise_for_interrupt(self) -> None:
         pass
+
+
+async def test_of_a_request_that_an_engine_answers_its_text_is_kept_and_not_what_was_parsed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    placed: list[Prompt] = []
+
+    def place(engines: Engines, name: str, prompt: Prompt, *refused: Any) -> RoutedEngine | None:
+        placed.append(prompt)
+        return choose(engines, name, prompt, *refused)
+
+    choose = Engines.place
+    monkeypatch.setattr(Engines, "place", place)
+    payload = {"type": "response.create", "input": "x" * 1000, "store": True, "tools": [{"name": "t" * 100}]}
+    engine = FakeEngine(events=lambda message: [trio.Event()])
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        await socket.send(json.dumps(payload))
+        await trio.testing.wait_all_tasks_blocked()
+        [connection] = fleet.router._connections
+        [turn] = connection._lanes[None]
+        assert turn.payload == {"type": "response.create", "store": True}
+        await fleet.ask("POST", "/v1/embeddings", payload)
+    assert placed == [Prompt.of("x" * 1000)] * 2
+    assert len(placed[0].hashes) == 3  # of 256 characters each
+
+
+async def test_prompts_of_different_keys_have_no_beginning_in_common(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    body = json.dumps({"input": "x" * 1000})
+    limits = JsonLimits(max_values=100, max_members=100, max_depth=10)
+    first, again, other = [await parsed_request(body, limits, "c", key) for key in ("a", "a", "b")]
+    assert first.prompt == again.prompt
+    assert not set(first.prompt.hashes) & set(other.prompt.hashes)

@@ -31,9 +31,10 @@ import trio
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, model_cards, request
 from triolet.core.dispatch.dispatcher import Dispatcher
-from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
+from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN
 from triolet.core.recovery.supervision import shortage_of
 from triolet.protocol.errors import WireError
+from triolet.router.client_request import Prompt
 from triolet.router.refusals import is_of_engine
 
 CHECK_INTERVAL_S = 1.0
@@ -144,23 +145,20 @@ class Engines:
     # ---------------------------------------------------------------------------------------- requests
 
     def place(
-        self, request_id: str, text: str, salt: str = "", refused_by: Collection[RoutedEngine] = ()
+        self, request_id: str, prompt: Prompt, refused_by: Collection[RoutedEngine] = ()
     ) -> RoutedEngine | None:
         """Choose the engine of a request; None if none is up.
 
         Args:
             request_id: name of the request, new here.
-            text: of its prompt.
-            salt: of the client whose prefixes are not others'.
+            prompt: of the request.
             refused_by: engines that get it only if no other one is up.
         """
         if refused_by and (others := [one for one in self.up if one not in refused_by]):
             engine = min(others, key=lambda one: self._dispatcher.num_requests(one.number))
-            self._dispatcher.assign(request_id, engine.number, num_tokens(text), trio.current_time())
+            self._dispatcher.assign(request_id, engine.number, prompt.num_tokens, trio.current_time())
             return self._given(engine)
-        placement = self._dispatcher.place(
-            request_id, block_hashes(text, salt), num_tokens(text), trio.current_time()
-        )
+        placement = self._dispatcher.place(request_id, prompt.hashes, prompt.num_tokens, trio.current_time())
         return None if placement is None else self._given(self.all[placement.replica])
 
     def _given(self, engine: RoutedEngine) -> RoutedEngine:

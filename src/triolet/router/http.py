@@ -29,7 +29,7 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
@@ -85,8 +85,10 @@ class ClientRequest:
     target: str  # path and query as the client has sent them
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-    payload: Mapping[str, Any]  # the body, if it is a JSON object; else empty
-    prompt: str  # its text, for the choice of an engine
+    payload: Mapping[
+        str, Any
+    ]  # of the body, if it is a JSON object, the fields that are looked at; else empty
+    prompt: Prompt
 
     @property
     def is_stream(self) -> bool:
@@ -102,13 +104,6 @@ class ClientRequest:
         """Id in the path; None if it has none."""
         has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
         return self.path.split("/")[3] if has_id else None
-
-    @property
-    def key(self) -> str:
-        """Authorization of the client; empty without one."""
-        return next(
-            (value.decode("latin-1") for name, value in self.headers if name.lower() == b"authorization"), ""
-        )
 
 
 class RouterApp:
@@ -194,14 +189,22 @@ class RouterApp:
         with self._budget.reservation(client) as reservation:
             body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
             is_read = scope["method"] == "POST"
-            parsed = await parsed_request(body if is_read else b"", self._json_limits, client)
+            key = next(
+                (
+                    value.decode("latin-1")
+                    for name, value in scope["headers"]
+                    if name.lower() == b"authorization"
+                ),
+                "",
+            )
+            parsed = await parsed_request(body if is_read else b"", self._json_limits, client, key)
         if parsed.refusal is not None:
             raise parsed.refusal
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
             (b"x-request-id", request_id.encode()),
         )
-        payload = parsed.fields
+        payload = parsed.kept
         if payload.get("stream") is True and is_without_seed(payload) and scope["path"] in SEEDED:
             body = with_field(body, "seed", new_seed())
         path, target = scope["path"], _target_of(scope)
@@ -237,9 +240,7 @@ class RouterApp:
                 break
             name = secrets.token_hex(8)
             engine = (
-                home.engine
-                if home is not None
-                else self._engines.place(name, request.prompt, request.key, refused_by)
+                home.engine if home is not None else self._engines.place(name, request.prompt, refused_by)
             )
             if engine is None:
                 continue
