@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -27,7 +28,7 @@ from triolet.client.websocket import ClientWebSocket
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.router import run
 from triolet.router.client_request import Prompt, parsed_request
-from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.engines import Engines, EngineState, RoutedEngine
 
 CHAT = "/v1/chat/completions"
 
@@ -351,3 +352,37 @@ async def test_prompts_of_different_keys_have_no_beginning_in_common(
     first, again, other = [await parsed_request(body, limits, "c", key) for key in ("a", "a", "b")]
     assert first.prompt == again.prompt
     assert not set(first.prompt.hashes) & set(other.prompt.hashes)
+
+
+@attrs.define(eq=False)
+class Ending(Received):
+    """Answer whose engine is found to be down in the moment in which its last piece is sent."""
+
+    down: Callable[[], None] = lambda: None
+    num_ends: int = 0
+
+    async def take(self, message: dict[str, Any]) -> None:
+        await Received.take(self, message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            self.num_ends += 1
+            self.down()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_engine_is_down_when_all_of_it_is_sent_is_not_computed_again(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    go_on = trio.Event()
+    go_on.set()
+    answers = streaming(go_on) if stream else lambda asked: Answer([b'{"id": "c"}'])
+    engines = [FakeEngine(answer=answers) for _ in range(2)]
+    async with open_fleet(monkeypatch, *engines) as fleet:
+
+        def down() -> None:
+            for engine in fleet.router.engines.all:
+                fleet.router.engines._become(engine, EngineState.DOWN)
+
+        received = Ending(down=down)
+        await fleet.ask_into(received, "POST", CHAT, {"messages": [], "stream": stream})
+        assert (received.status, received.num_ends) == (200, 1)
+        assert sum(engine.num_asked(CHAT) for engine in engines) == 1

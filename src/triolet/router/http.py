@@ -288,6 +288,7 @@ class RouterApp:
     ) -> bool:
         """Have an engine answer; return True when it has, and False if it was found to be down meanwhile."""
         home, scope = answer.home, trio.CancelScope()
+        whole: h11.Response | None = None
         answer.begin_again(engine)
         with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
             async with _asked(engine.address, _target(request, home), _body(request, home), request) as asked:
@@ -303,9 +304,11 @@ class RouterApp:
                 async for piece in pieces:
                     await answer.add(head, piece)
                     self._engines.note_progress(name, len(piece) // 64)
-                await answer.end(head)
-                return True
-        return False
+                whole = head
+        # Outside of the scope: what becomes of the engine now does not matter any more.
+        if whole is not None:
+            await answer.end(whole)
+        return whole is not None
 
     def _has_others(self, engine: RoutedEngine, refused_by: set[RoutedEngine]) -> bool:
         """Return whether there are engines that have not refused a request that this one refuses."""
