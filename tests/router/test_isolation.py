@@ -386,3 +386,35 @@ async def test_an_answer_whose_engine_is_down_when_all_of_it_is_sent_is_not_comp
         await fleet.ask_into(received, "POST", CHAT, {"messages": [], "stream": stream})
         assert (received.status, received.num_ends) == (200, 1)
         assert sum(engine.num_asked(CHAT) for engine in engines) == 1
+
+
+@attrs.define(eq=False)
+class Slow(Received):
+    """Answer to a client that reads nothing for a while: of a piece whose sending is broken off it gets nothing."""
+
+    reads: trio.Event = attrs.field(factory=trio.Event)
+
+    async def take(self, message: dict[str, Any]) -> None:
+        if self.body:  # the first piece fits into its buffers
+            await self.reads.wait()
+        await Received.take(self, message)
+
+
+async def test_a_client_that_is_slow_to_read_loses_nothing_when_its_engine_is_lost(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    chunks = [chunk(letter) for letter in "abc"]
+    lost = FakeEngine(answer=lambda asked: Answer([*chunks, trio.Event()]))
+    whole = FakeEngine(answer=lambda asked: Answer([*chunks, chunk("d"), last_chunk()]))
+    async with open_fleet(monkeypatch, lost, whole) as fleet:
+        received = Slow()
+        fleet.nursery.start_soon(fleet.ask_into, received, "POST", CHAT, {"messages": [], "stream": True})
+        await trio.testing.wait_all_tasks_blocked()
+        assert text_of(received) == "a"
+        lost.is_there = False
+        await trio.sleep(10)
+        assert fleet.states() == ["down", "up"]
+        received.reads.set()
+        await trio.sleep(1)
+        assert text_of(received) == "abcd"
+        assert received.body.endswith(b"data: [DONE]\n\n")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -32,7 +32,7 @@ from triolet.router.chunks import ChunkContinuation, SentChunks
 from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
-from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
+from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, EngineUse, RoutedEngine
 from triolet.router.refusals import Refused, events_moved, passed_on, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
 from triolet.server.transport.client_stream import InputBudget
@@ -287,10 +287,10 @@ class RouterApp:
         refused_by: set[RoutedEngine],
     ) -> bool:
         """Have an engine answer; return True when it has, and False if it was found to be down meanwhile."""
-        home, scope = answer.home, trio.CancelScope()
+        home, use = answer.home, EngineUse()
         whole: h11.Response | None = None
         answer.begin_again(engine)
-        with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
+        with use.scope, self._engines.computing(engine, use, lambda: home is None and answer.may_move):
             async with _asked(engine.address, _target(request, home), _body(request, home), request) as asked:
                 head, pieces = asked
                 if answer.has_begun and head.status_code not in (200, 429, 503):
@@ -302,7 +302,9 @@ class RouterApp:
                     body = b"".join([piece async for piece in pieces])
                     raise Refused(passed_on(HttpError(engine.address, head.status_code, body, head.headers)))
                 async for piece in pieces:
-                    await answer.add(head, piece)
+                    await trio.lowlevel.checkpoint_if_cancelled()  # before the piece counts as sent
+                    with use.sending():
+                        await answer.add(head, piece)
                     self._engines.note_progress(name, len(piece) // 64)
                 whole = head
         # Outside of the scope: what becomes of the engine now does not matter any more.
@@ -556,7 +558,7 @@ async def _asked(
             protocol.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
         return event
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes]:
         while isinstance(event := await next_event(), h11.Data):
             yield bytes(event.data)
 
@@ -573,7 +575,8 @@ async def _asked(
                 head = await next_event()
             if not isinstance(head, h11.Response):
                 raise Broken
-            yield head, pieces()
+            async with aclosing(pieces()) as coming:
+                yield head, coming
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError) as error:
             raise Broken from error
 
@@ -582,6 +585,6 @@ def _facts(engine: RoutedEngine) -> dict[str, Any]:
     return {
         "url": str(engine.address),
         "state": engine.state.value,
-        "requests": len(engine.scopes),
+        "requests": len(engine.uses),
         "requests_total": engine.num_requests,
     }
