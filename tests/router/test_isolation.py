@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -24,7 +25,10 @@ from tests.router.fake_fleet import (
 )
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket
+from triolet.protocol.json.parsing import JsonLimits
 from triolet.router import run
+from triolet.router.client_request import Prompt, parsed_request
+from triolet.router.engines import Engines, EngineState, RoutedEngine
 
 CHAT = "/v1/chat/completions"
 
@@ -314,3 +318,103 @@ def test_a_router_has_as_many_descriptors_as_the_system_allows(monkeypatch: pyte
 class _NoSignals:
     def raise_for_interrupt(self) -> None:
         pass
+
+
+async def test_of_a_request_that_an_engine_answers_its_text_is_kept_and_not_what_was_parsed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    placed: list[Prompt] = []
+
+    def place(engines: Engines, name: str, prompt: Prompt, *refused: Any) -> RoutedEngine | None:
+        placed.append(prompt)
+        return choose(engines, name, prompt, *refused)
+
+    choose = Engines.place
+    monkeypatch.setattr(Engines, "place", place)
+    payload = {"type": "response.create", "input": "x" * 1000, "store": True, "tools": [{"name": "t" * 100}]}
+    engine = FakeEngine(events=lambda message: [trio.Event()])
+    async with open_fleet(monkeypatch, engine) as fleet, fleet.websocket() as socket:
+        await socket.send(json.dumps(payload))
+        await trio.testing.wait_all_tasks_blocked()
+        [connection] = fleet.router._connections
+        [turn] = connection._lanes[None]
+        assert turn.payload == {"type": "response.create", "store": True}
+        await fleet.ask("POST", "/v1/embeddings", payload)
+    assert placed == [Prompt.of("x" * 1000)] * 2
+    assert len(placed[0].hashes) == 3  # of 256 characters each
+
+
+async def test_prompts_of_different_keys_have_no_beginning_in_common(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    body = json.dumps({"input": "x" * 1000})
+    limits = JsonLimits(max_values=100, max_members=100, max_depth=10)
+    first, again, other = [await parsed_request(body, limits, "c", key) for key in ("a", "a", "b")]
+    assert first.prompt == again.prompt
+    assert not set(first.prompt.hashes) & set(other.prompt.hashes)
+
+
+@attrs.define(eq=False)
+class Ending(Received):
+    """Answer whose engine is found to be down in the moment in which its last piece is sent."""
+
+    down: Callable[[], None] = lambda: None
+    num_ends: int = 0
+
+    async def take(self, message: dict[str, Any]) -> None:
+        await Received.take(self, message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            self.num_ends += 1
+            self.down()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_engine_is_down_when_all_of_it_is_sent_is_not_computed_again(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    go_on = trio.Event()
+    go_on.set()
+    answers = streaming(go_on) if stream else lambda asked: Answer([b'{"id": "c"}'])
+    engines = [FakeEngine(answer=answers) for _ in range(2)]
+    async with open_fleet(monkeypatch, *engines) as fleet:
+
+        def down() -> None:
+            for engine in fleet.router.engines.all:
+                fleet.router.engines._become(engine, EngineState.DOWN)
+
+        received = Ending(down=down)
+        await fleet.ask_into(received, "POST", CHAT, {"messages": [], "stream": stream})
+        assert (received.status, received.num_ends) == (200, 1)
+        assert sum(engine.num_asked(CHAT) for engine in engines) == 1
+
+
+@attrs.define(eq=False)
+class Slow(Received):
+    """Answer to a client that reads nothing for a while: of a piece whose sending is broken off it gets nothing."""
+
+    reads: trio.Event = attrs.field(factory=trio.Event)
+
+    async def take(self, message: dict[str, Any]) -> None:
+        if self.body:  # the first piece fits into its buffers
+            await self.reads.wait()
+        await Received.take(self, message)
+
+
+async def test_a_client_that_is_slow_to_read_loses_nothing_when_its_engine_is_lost(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    chunks = [chunk(letter) for letter in "abc"]
+    lost = FakeEngine(answer=lambda asked: Answer([*chunks, trio.Event()]))
+    whole = FakeEngine(answer=lambda asked: Answer([*chunks, chunk("d"), last_chunk()]))
+    async with open_fleet(monkeypatch, lost, whole) as fleet:
+        received = Slow()
+        fleet.nursery.start_soon(fleet.ask_into, received, "POST", CHAT, {"messages": [], "stream": True})
+        await trio.testing.wait_all_tasks_blocked()
+        assert text_of(received) == "a"
+        lost.is_there = False
+        await trio.sleep(10)
+        assert fleet.states() == ["down", "up"]
+        received.reads.set()
+        await trio.sleep(1)
+        assert text_of(received) == "abcd"
+        assert received.body.endswith(b"data: [DONE]\n\n")

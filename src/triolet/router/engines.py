@@ -6,8 +6,8 @@
     any --no answer twice, or none when it is suspected--> down --ready--> up
 
 Each engine is asked for its readiness every second. One that sleeps or restarts gets nothing new, and keeps what it
-has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: their
-scopes are cancelled, and the caller places them anew. An engine that accepts connections and answers nothing is down as
+has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: its uses
+are ended, and the callers place them anew. An engine that accepts connections and answers nothing is down as
 well, since its `/health` says whether it makes progress.
 
 One that breaks a connection is asked at once. The requests that it has are left alone until it fails to answer: it may
@@ -24,6 +24,7 @@ import enum
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import attrs
 import trio
@@ -31,9 +32,10 @@ import trio
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, model_cards, request
 from triolet.core.dispatch.dispatcher import Dispatcher
-from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
+from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN
 from triolet.core.recovery.supervision import shortage_of
 from triolet.protocol.errors import WireError
+from triolet.router.client_request import Prompt
 from triolet.router.refusals import is_of_engine
 
 CHECK_INTERVAL_S = 1.0
@@ -58,6 +60,40 @@ class EngineState(enum.Enum):
     DOWN = "down"
 
 
+class Endable(Protocol):
+    """Use of an engine: a scope, or an `EngineUse`."""
+
+    def cancel(self) -> None:
+        """End it."""
+        ...
+
+
+@attrs.define(eq=False)
+class EngineUse:
+    """Use of an engine that ends between two pieces of its answer, and not while one is sent to the client."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _is_sending: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+
+    def cancel(self) -> None:
+        """End it, once what is being sent has been sent."""
+        self._is_over = True
+        if not self._is_sending:
+            self.scope.cancel()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Enclose the sending of a piece: what the client was sent is known to be all of it."""
+        self._is_sending = True
+        try:
+            yield
+        finally:
+            self._is_sending = False
+            if self._is_over:
+                self.scope.cancel()
+
+
 @attrs.define(eq=False)
 class RoutedEngine:
     """One engine.
@@ -73,8 +109,8 @@ class RoutedEngine:
     # Names; None until the engine has told them since it came up, empty if it keeps them from the router.
     models: frozenset[str] | None = None
     num_requests: int = 0  # that it has been given
-    # Scopes of its present requests, with what tells whether each may be moved to another engine.
-    scopes: dict[trio.CancelScope, Callable[[], bool]] = attrs.field(factory=dict)
+    # Its present requests, with what tells whether each may be moved to another engine.
+    uses: dict[Endable, Callable[[], bool]] = attrs.field(factory=dict)
     _num_missed: int = 0
     _alarm: trio.Event = attrs.field(factory=trio.Event)  # it is to be asked at once
     _complaint: str = ""  # why it gets nothing, as the log says
@@ -137,30 +173,27 @@ class Engines:
         """End all requests, for good; those that wait for an engine get none."""
         self.is_closed = True
         for engine in self.all:
-            for scope in tuple(engine.scopes):
-                scope.cancel()
+            for use in tuple(engine.uses):
+                use.cancel()
         self._changed.unpark_all()
 
     # ---------------------------------------------------------------------------------------- requests
 
     def place(
-        self, request_id: str, text: str, salt: str = "", refused_by: Collection[RoutedEngine] = ()
+        self, request_id: str, prompt: Prompt, refused_by: Collection[RoutedEngine] = ()
     ) -> RoutedEngine | None:
         """Choose the engine of a request; None if none is up.
 
         Args:
             request_id: name of the request, new here.
-            text: of its prompt.
-            salt: of the client whose prefixes are not others'.
+            prompt: of the request.
             refused_by: engines that get it only if no other one is up.
         """
         if refused_by and (others := [one for one in self.up if one not in refused_by]):
             engine = min(others, key=lambda one: self._dispatcher.num_requests(one.number))
-            self._dispatcher.assign(request_id, engine.number, num_tokens(text), trio.current_time())
+            self._dispatcher.assign(request_id, engine.number, prompt.num_tokens, trio.current_time())
             return self._given(engine)
-        placement = self._dispatcher.place(
-            request_id, block_hashes(text, salt), num_tokens(text), trio.current_time()
-        )
+        placement = self._dispatcher.place(request_id, prompt.hashes, prompt.num_tokens, trio.current_time())
         return None if placement is None else self._given(self.all[placement.replica])
 
     def _given(self, engine: RoutedEngine) -> RoutedEngine:
@@ -213,21 +246,19 @@ class Engines:
         self._dispatcher.finish(request_id, trio.current_time())
 
     @contextmanager
-    def computing(
-        self, engine: RoutedEngine, scope: trio.CancelScope, may_move: Callable[[], bool]
-    ) -> Iterator[None]:
-        """Enclose the use of an engine: the scope is cancelled when it is found to be down, or to shut down.
+    def computing(self, engine: RoutedEngine, use: Endable, may_move: Callable[[], bool]) -> Iterator[None]:
+        """Enclose the use of an engine, which is ended when the engine is found to be down, or to shut down.
 
         Args:
             engine: that is used.
-            scope: in which it is used.
+            use: of it.
             may_move: asked when it shuts down: a request that cannot be moved may finish there.
         """
-        engine.scopes[scope] = may_move
+        engine.uses[use] = may_move
         try:
             yield
         finally:
-            del engine.scopes[scope]
+            del engine.uses[use]
 
     # ------------------------------------------------------------------------------------------ health
 
@@ -319,14 +350,14 @@ class Engines:
         elif state is EngineState.DOWN:
             if known:
                 self._dispatcher.remove_replica(engine.number)
-            for scope in tuple(engine.scopes):
-                scope.cancel()
+            for use in tuple(engine.uses):
+                use.cancel()
         elif known:
             self._dispatcher.drain_replica(engine.number)
         if state is EngineState.LEAVING and self.up:
-            for scope, may_move in tuple(engine.scopes.items()):
+            for use, may_move in tuple(engine.uses.items()):
                 if may_move():
-                    scope.cancel()
+                    use.cancel()
         self._changed.unpark_all()
 
 

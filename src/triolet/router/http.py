@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -29,10 +29,10 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
-from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
+from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, EngineUse, RoutedEngine
 from triolet.router.refusals import Refused, events_moved, passed_on, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
 from triolet.server.transport.client_stream import InputBudget
@@ -85,8 +85,10 @@ class ClientRequest:
     target: str  # path and query as the client has sent them
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-    payload: Mapping[str, Any]  # the body, if it is a JSON object; else empty
-    prompt: str  # its text, for the choice of an engine
+    payload: Mapping[
+        str, Any
+    ]  # of the body, if it is a JSON object, the fields that are looked at; else empty
+    prompt: Prompt
 
     @property
     def is_stream(self) -> bool:
@@ -102,13 +104,6 @@ class ClientRequest:
         """Id in the path; None if it has none."""
         has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
         return self.path.split("/")[3] if has_id else None
-
-    @property
-    def key(self) -> str:
-        """Authorization of the client; empty without one."""
-        return next(
-            (value.decode("latin-1") for name, value in self.headers if name.lower() == b"authorization"), ""
-        )
 
 
 class RouterApp:
@@ -194,14 +189,22 @@ class RouterApp:
         with self._budget.reservation(client) as reservation:
             body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
             is_read = scope["method"] == "POST"
-            parsed = await parsed_request(body if is_read else b"", self._json_limits, client)
+            key = next(
+                (
+                    value.decode("latin-1")
+                    for name, value in scope["headers"]
+                    if name.lower() == b"authorization"
+                ),
+                "",
+            )
+            parsed = await parsed_request(body if is_read else b"", self._json_limits, client, key)
         if parsed.refusal is not None:
             raise parsed.refusal
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
             (b"x-request-id", request_id.encode()),
         )
-        payload = parsed.fields
+        payload = parsed.kept
         if payload.get("stream") is True and is_without_seed(payload) and scope["path"] in SEEDED:
             body = with_field(body, "seed", new_seed())
         path, target = scope["path"], _target_of(scope)
@@ -237,9 +240,7 @@ class RouterApp:
                 break
             name = secrets.token_hex(8)
             engine = (
-                home.engine
-                if home is not None
-                else self._engines.place(name, request.prompt, request.key, refused_by)
+                home.engine if home is not None else self._engines.place(name, request.prompt, refused_by)
             )
             if engine is None:
                 continue
@@ -286,9 +287,10 @@ class RouterApp:
         refused_by: set[RoutedEngine],
     ) -> bool:
         """Have an engine answer; return True when it has, and False if it was found to be down meanwhile."""
-        home, scope = answer.home, trio.CancelScope()
+        home, use = answer.home, EngineUse()
+        whole: h11.Response | None = None
         answer.begin_again(engine)
-        with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
+        with use.scope, self._engines.computing(engine, use, lambda: home is None and answer.may_move):
             async with _asked(engine.address, _target(request, home), _body(request, home), request) as asked:
                 head, pieces = asked
                 if answer.has_begun and head.status_code not in (200, 429, 503):
@@ -300,11 +302,15 @@ class RouterApp:
                     body = b"".join([piece async for piece in pieces])
                     raise Refused(passed_on(HttpError(engine.address, head.status_code, body, head.headers)))
                 async for piece in pieces:
-                    await answer.add(head, piece)
+                    await trio.lowlevel.checkpoint_if_cancelled()  # before the piece counts as sent
+                    with use.sending():
+                        await answer.add(head, piece)
                     self._engines.note_progress(name, len(piece) // 64)
-                await answer.end(head)
-                return True
-        return False
+                whole = head
+        # Outside of the scope: what becomes of the engine now does not matter any more.
+        if whole is not None:
+            await answer.end(whole)
+        return whole is not None
 
     def _has_others(self, engine: RoutedEngine, refused_by: set[RoutedEngine]) -> bool:
         """Return whether there are engines that have not refused a request that this one refuses."""
@@ -552,7 +558,7 @@ async def _asked(
             protocol.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
         return event
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes]:
         while isinstance(event := await next_event(), h11.Data):
             yield bytes(event.data)
 
@@ -569,7 +575,8 @@ async def _asked(
                 head = await next_event()
             if not isinstance(head, h11.Response):
                 raise Broken
-            yield head, pieces()
+            async with aclosing(pieces()) as coming:
+                yield head, coming
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError) as error:
             raise Broken from error
 
@@ -578,6 +585,6 @@ def _facts(engine: RoutedEngine) -> dict[str, Any]:
     return {
         "url": str(engine.address),
         "state": engine.state.value,
-        "requests": len(engine.scopes),
+        "requests": len(engine.uses),
         "requests_total": engine.num_requests,
     }

@@ -78,7 +78,7 @@ class Router:
             (
                 "engine_requests",
                 "Requests that an engine is computing for this router.",
-                lambda one: len(one.scopes),
+                lambda one: len(one.uses),
             ),
         )
         for name, text, value_of in measured:

@@ -34,7 +34,7 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json.encoding import encode
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
 from triolet.router.owed import OwedAnswers
@@ -98,8 +98,8 @@ class RoutedTurn:
     """One message that an engine answers with a response or an error."""
 
     text: str  # the message
-    payload: Mapping[str, Any]  # empty if it is no JSON object
-    prompt: str  # its text, for the choice of an engine
+    payload: Mapping[str, Any]  # its fields that are looked at; empty if it is no JSON object
+    prompt: Prompt
     stream_id: str | None
     refusal: WireError | None = None  # why no engine can answer it, if that is so
     request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher
@@ -237,7 +237,7 @@ class RoutedConnection:
 
     async def _receive(self, text: str) -> None:
         try:
-            parsed = await parsed_request(text, self._limits, self._socket.client)
+            parsed = await parsed_request(text, self._limits, self._socket.client, self._api_key or "")
         except (WireError, ResourceShortage) as error:
             self._tell_error(None, of_exception(error))
             return
@@ -250,7 +250,7 @@ class RoutedConnection:
         self._queue(
             RoutedTurn(
                 text,
-                payload,
+                parsed.kept,
                 parsed.prompt,
                 stream_id if isinstance(stream_id, str) else None,
                 refusal=parsed.refusal,
@@ -349,7 +349,7 @@ class RoutedConnection:
             engine = (
                 home.engine
                 if home is not None
-                else self._engines.place(turn.request_id, turn.prompt, self._api_key or "", refused_by)
+                else self._engines.place(turn.request_id, turn.prompt, refused_by)
             )
             if engine is None:
                 continue

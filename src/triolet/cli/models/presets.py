@@ -26,8 +26,8 @@ import click
 from triolet.cli.failures import CommandFailure
 from triolet.cli.models.sampling import SAMPLING_OPTIONS, with_sampling_values
 from triolet.config.engine import EngineConfig
+from triolet.config.environment import SECRET_VARIABLES
 from triolet.config.fields import ENVIRONMENT_PREFIX
-from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
@@ -187,11 +187,8 @@ def show_config(name: str | None, *, as_json: bool) -> None:
 
 def _variables() -> dict[str, str]:
     """Return the `TRIOLET_*` variables that are set, without secrets."""
-    secret = (
-        EngineConfig.secret_variables() | GatewayConfig.secret_variables() | {f"{ENVIRONMENT_PREFIX}API_KEY"}
-    )
     names = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX))
-    return {name: HIDDEN if name in secret else os.environ[name] for name in names}
+    return {name: HIDDEN if name in SECRET_VARIABLES else os.environ[name] for name in names}
 
 
 def _flat(described: Mapping[str, Any]) -> list[tuple[str, Any]]:
