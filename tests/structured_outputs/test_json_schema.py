@@ -212,3 +212,25 @@ def test_a_reference_through_one_of_still_finds_its_place() -> None:
     form = StructuredOutputsParams(json=schema)
     assert follows(form, '{"a":"x"}')
     assert not follows(form, '{"a":1}')
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("end", ["inclusive", "exclusive"])
+@pytest.mark.parametrize("bound", [0.05, 0.5, 1, 20])
+def test_zero_is_left_out_where_a_bound_excludes_it(sign: int, end: str, bound: float) -> None:
+    kinds = ("Minimum", "Maximum") if sign > 0 else ("Maximum", "Minimum")
+    other = f"exclusive{kinds[1]}" if end == "exclusive" else kinds[1].lower()
+    schema = {"type": "number", f"exclusive{kinds[0]}": 0, other: sign * bound}
+    form = StructuredOutputsParams(json=schema)
+    for text in ("0", "-0", "0.0", "-0.0"):
+        assert not follows(form, text)
+    for number in (0.001, 0.049):
+        assert follows(form, str(sign * number))
+    assert follows(form, str(sign * bound)) == (end == "inclusive")
+    assert not follows(form, str(-sign * 0.001))
+
+
+def test_a_lower_bound_beside_an_excluded_zero_is_held_to() -> None:
+    form = StructuredOutputsParams(json={"minimum": 0.25, "exclusiveMinimum": 0, "maximum": 0.5})
+    assert follows(form, "0.3")
+    assert not follows(form, "0.2")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from triolet.structured_outputs.ascii_regex import string_pattern
-from triolet.structured_outputs.exclusive import Exclusion
+from triolet.structured_outputs.exclusive import Exclusion, is_number
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
@@ -21,6 +21,9 @@ ENFORCED_FORMATS: Final = frozenset(
 # llguidance has bounds as numbers of 64 bits. Floats that are read from JSON lie up to 1,024 beside them.
 _LARGEST = 2**63 - 1024
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+# Between 0, which is excluded, and a bound nearer than 1 it takes 0, too; so the range begins a little behind it.
+_SMALLEST = 1e-9
 
 
 def forbid_additional_properties(schema: Any) -> Any:
@@ -56,16 +59,23 @@ def _without_unknown_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with bounds and a pattern that llguidance reads rightly."""
-    changes: dict[str, Any] = {}
+    changed = dict(schema)
     for keyword in _BOUNDS:
         bound = schema.get(keyword)
         # Of whole numbers llguidance cuts an upper bound itself, and exactly.
         is_cut = schema.get("type") == "integer" and keyword in ("maximum", "exclusiveMaximum")
         if isinstance(bound, int | float) and abs(bound) >= _LARGEST and not is_cut:
-            changes[keyword] = _LARGEST if bound > 0 else -_LARGEST
+            changed[keyword] = _LARGEST if bound > 0 else -_LARGEST
+    for kind, other, sign, furthest in (("Minimum", "Maximum", 1, max), ("Maximum", "Minimum", -1, min)):
+        ends = [schema.get(keyword) for keyword in (other.lower(), f"exclusive{other}")]
+        is_near = any(is_number(end) and abs(end) < 1 for end in ends)
+        excluded = schema.get(f"exclusive{kind}")
+        if is_near and is_number(excluded) and excluded == 0:
+            del changed[f"exclusive{kind}"]
+            changed[kind.lower()] = furthest(sign * _SMALLEST, schema.get(kind.lower(), sign * _SMALLEST))
     if isinstance(pattern := schema.get("pattern"), str):
-        changes["pattern"] = string_pattern(pattern)
-    return {**schema, **changes}
+        changed["pattern"] = string_pattern(pattern)
+    return changed
 
 
 def _with_any_of(exclusion: Exclusion, schema: dict[str, Any]) -> dict[str, Any]:
