@@ -22,6 +22,9 @@ ENFORCED_FORMATS: Final = frozenset(
 _LARGEST = 2**63 - 1024
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
+# It reads all numbers as floats, and dies of the smallest whole one of 64 bits.
+_MOST_EXACT = 2**53
+
 # Between 0, which is excluded, and a bound nearer than 1 it takes 0, too; so the range begins a little behind it.
 _SMALLEST = 1e-9
 
@@ -36,6 +39,9 @@ def known_to_llguidance(schema: Any) -> Any:
 
     Formats that are not enforced are left out: to JSON Schema they are annotations. Bounds of 64 bits and more become
     narrower. `oneOf` becomes `anyOf` where its schemas exclude each other.
+
+    Raises:
+        ValueError: a constant is a number that llguidance would change.
     """
     changed = _mapped(_mapped(schema, _without_unknown_format), _with_plain_values)
     # A reference may lead through the keyword itself.
@@ -60,6 +66,8 @@ def _without_unknown_format(schema: dict[str, Any]) -> dict[str, Any]:
 def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with bounds and a pattern that llguidance reads rightly."""
     changed = dict(schema)
+    for keyword in ("const", "enum"):
+        _check_numbers(schema.get(keyword), keyword)
     for keyword in _BOUNDS:
         bound = schema.get(keyword)
         # Of whole numbers llguidance cuts an upper bound itself, and exactly.
@@ -76,6 +84,15 @@ def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(pattern := schema.get("pattern"), str):
         changed["pattern"] = string_pattern(pattern)
     return changed
+
+
+def _check_numbers(value: Any, keyword: str) -> None:
+    """Refuse a whole number that is not exact as a float: the answer would have another one."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_numbers(inner, keyword)
+    elif (isinstance(value, int) and abs(value) > _MOST_EXACT) or value == -(2.0**63):
+        raise ValueError(f"{keyword} must hold whole numbers of at most 2**53, got {value}")
 
 
 def _with_any_of(exclusion: Exclusion, schema: dict[str, Any]) -> dict[str, Any]:
