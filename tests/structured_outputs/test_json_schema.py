@@ -101,7 +101,7 @@ def test_a_schema_is_prepared_wherever_a_reference_finds_it(place: str) -> None:
 
 
 def test_what_is_data_stays_as_it_is() -> None:
-    data = {"format": "password", "pattern": '[^"]', "oneOf": [{"$ref": "#"}], "maximum": 10**30}
+    data = {"format": "password", "pattern": '[^"]', "oneOf": [{"$ref": "#"}], "maximum": 1e30}
     for schema in ({"const": data}, {"enum": [data]}):
         assert known_to_llguidance(schema) == schema
     by_name = {"properties": {"const": {"type": "string", "format": "password"}}}
@@ -212,3 +212,43 @@ def test_a_reference_through_one_of_still_finds_its_place() -> None:
     form = StructuredOutputsParams(json=schema)
     assert follows(form, '{"a":"x"}')
     assert not follows(form, '{"a":1}')
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("end", ["inclusive", "exclusive"])
+@pytest.mark.parametrize("bound", [0.05, 0.5, 1, 20])
+def test_zero_is_left_out_where_a_bound_excludes_it(sign: int, end: str, bound: float) -> None:
+    kinds = ("Minimum", "Maximum") if sign > 0 else ("Maximum", "Minimum")
+    other = f"exclusive{kinds[1]}" if end == "exclusive" else kinds[1].lower()
+    schema = {"type": "number", f"exclusive{kinds[0]}": 0, other: sign * bound}
+    form = StructuredOutputsParams(json=schema)
+    for text in ("0", "-0", "0.0", "-0.0"):
+        assert not follows(form, text)
+    for number in (0.001, 0.049):
+        assert follows(form, str(sign * number))
+    assert follows(form, str(sign * bound)) == (end == "inclusive")
+    assert not follows(form, str(-sign * 0.001))
+
+
+def test_a_lower_bound_beside_an_excluded_zero_is_held_to() -> None:
+    form = StructuredOutputsParams(json={"minimum": 0.25, "exclusiveMinimum": 0, "maximum": 0.5})
+    assert follows(form, "0.3")
+    assert not follows(form, "0.2")
+
+
+@pytest.mark.parametrize(
+    "number", [2**53 + 1, -(2**53) - 1, 1234567890123456789, -(2**63), -9.223372036854775808e18]
+)
+@pytest.mark.parametrize(
+    "form", ['{"const": %s}', '{"enum": [1, %s]}', '{"const": {"a": [%s]}}', '{"items": {"enum": [[%s]]}}']
+)
+def test_a_constant_that_would_become_another_number_is_refused(form: str, number: float) -> None:
+    with pytest.raises(InvalidGrammar, match=r"must hold whole numbers of at most 2\*\*53, got "):
+        follows(StructuredOutputsParams(json=form % number), "1")
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 0.1, -1e19])
+def test_a_constant_that_stays_the_same_number_is_taken(number: float) -> None:
+    form = StructuredOutputsParams(json={"enum": [number]})
+    assert follows(form, f"{number:.0f}" if abs(number) > 1 else str(number))
+    assert not follows(form, "1")

@@ -53,9 +53,9 @@ class _Facts:
         if isinstance(kinds := schema.get("type"), str | list):
             named = [kinds] if isinstance(kinds, str) else kinds
             self.types &= frozenset("number" if kind == "integer" else kind for kind in named)
-        if _is_number(least := schema.get("minimum")):
+        if is_number(least := schema.get("minimum")):
             self.least = max(self.least, least)
-        if _is_number(most := schema.get("maximum")):
+        if is_number(most := schema.get("maximum")):
             self.most = min(self.most, most)
         if isinstance(required := schema.get("required"), list):
             self.required.update(name for name in required if isinstance(name, str))
@@ -95,7 +95,8 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for a number of JSON; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from triolet.structured_outputs.ascii_regex import string_pattern
-from triolet.structured_outputs.exclusive import Exclusion
+from triolet.structured_outputs.exclusive import Exclusion, is_number
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
@@ -22,6 +22,12 @@ ENFORCED_FORMATS: Final = frozenset(
 _LARGEST = 2**63 - 1024
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
+# It reads all numbers as floats, and dies of the smallest whole one of 64 bits.
+_MOST_EXACT = 2**53
+
+# Between 0, which is excluded, and a bound nearer than 1 it takes 0, too; so the range begins a little behind it.
+_SMALLEST = 1e-9
+
 
 def forbid_additional_properties(schema: Any) -> Any:
     """Return the schema with `additionalProperties: false` on each object that does not say otherwise."""
@@ -33,6 +39,9 @@ def known_to_llguidance(schema: Any) -> Any:
 
     Formats that are not enforced are left out: to JSON Schema they are annotations. Bounds of 64 bits and more become
     narrower. `oneOf` becomes `anyOf` where its schemas exclude each other.
+
+    Raises:
+        ValueError: a constant is a number that llguidance would change.
     """
     changed = _mapped(_mapped(schema, _without_unknown_format), _with_plain_values)
     # A reference may lead through the keyword itself.
@@ -56,16 +65,34 @@ def _without_unknown_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with bounds and a pattern that llguidance reads rightly."""
-    changes: dict[str, Any] = {}
+    changed = dict(schema)
+    for keyword in ("const", "enum"):
+        _check_numbers(schema.get(keyword), keyword)
     for keyword in _BOUNDS:
         bound = schema.get(keyword)
         # Of whole numbers llguidance cuts an upper bound itself, and exactly.
         is_cut = schema.get("type") == "integer" and keyword in ("maximum", "exclusiveMaximum")
         if isinstance(bound, int | float) and abs(bound) >= _LARGEST and not is_cut:
-            changes[keyword] = _LARGEST if bound > 0 else -_LARGEST
+            changed[keyword] = _LARGEST if bound > 0 else -_LARGEST
+    for kind, other, sign, furthest in (("Minimum", "Maximum", 1, max), ("Maximum", "Minimum", -1, min)):
+        ends = [schema.get(keyword) for keyword in (other.lower(), f"exclusive{other}")]
+        is_near = any(is_number(end) and abs(end) < 1 for end in ends)
+        excluded = schema.get(f"exclusive{kind}")
+        if is_near and is_number(excluded) and excluded == 0:
+            del changed[f"exclusive{kind}"]
+            changed[kind.lower()] = furthest(sign * _SMALLEST, schema.get(kind.lower(), sign * _SMALLEST))
     if isinstance(pattern := schema.get("pattern"), str):
-        changes["pattern"] = string_pattern(pattern)
-    return {**schema, **changes}
+        changed["pattern"] = string_pattern(pattern)
+    return changed
+
+
+def _check_numbers(value: Any, keyword: str) -> None:
+    """Refuse a whole number that is not exact as a float: the answer would have another one."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_numbers(inner, keyword)
+    elif (isinstance(value, int) and abs(value) > _MOST_EXACT) or value == -(2.0**63):
+        raise ValueError(f"{keyword} must hold whole numbers of at most 2**53, got {value}")
 
 
 def _with_any_of(exclusion: Exclusion, schema: dict[str, Any]) -> dict[str, Any]:
