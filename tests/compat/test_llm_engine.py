@@ -13,17 +13,7 @@ import pytest
 from tests.actors.harness import LetterTokenizer, answer_of, model_info
 from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
-from triolet.compat import (
-    LLM,
-    Counter,
-    EngineCoreRequest,
-    Gauge,
-    Histogram,
-    LLMEngine,
-    LoRARequest,
-    SamplingParams,
-    Vector,
-)
+from triolet.compat import LLM, EngineCoreRequest, LLMEngine, LoRARequest, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
@@ -222,26 +212,6 @@ def test_the_prefix_cache_is_reset_when_no_request_is_there(engine: LLMEngine) -
     run(engine)
     assert engine.reset_prefix_cache() is True
     assert engine.statistics().kv_blocks_cached == 0
-
-
-def test_metrics_are_those_since_the_beginning_in_the_forms_of_vllm_or_a_typed_error(
-    runner: FakeRunner,
-) -> None:
-    engine = make_engine(runner, speculative="ngram", num_speculative_tokens=3)
-    engine.add_request("a", [1, 2, 3] * 4, seeded(REPETITIVE, 40))
-    run(engine)
-    metrics = {metric.name.removeprefix("vllm:"): metric for metric in engine.get_metrics()}
-    tokens, drafts = metrics["generation_tokens"], metrics["spec_decode_num_drafts"]
-    accepted, by_place = (metrics[f"spec_decode_num_accepted_tokens{end}"] for end in ("", "_per_pos"))
-    assert isinstance(tokens, Counter) and (tokens.value, tokens.labels["engine"]) == (40, str(engine._index))
-    assert isinstance(drafts, Counter) and drafts.value > 0
-    assert isinstance(accepted, Counter) and isinstance(by_place, Vector)
-    assert len(by_place.values) == 3 and sum(by_place.values) == accepted.value > 0
-    assert isinstance(running := metrics["num_requests_running"], Gauge) and running.value == 0
-    first = metrics["time_to_first_token_seconds"]
-    assert isinstance(first, Histogram) and first.count == first.buckets["+Inf"] == 1 and first.sum > 0
-    with pytest.raises(UnsupportedFeature, match="log_stats"):
-        make_engine(log_stats=False).get_metrics()
 
 
 WITHOUT_TRIO = """

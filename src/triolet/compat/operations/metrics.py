@@ -74,10 +74,10 @@ def _metrics_of(family: Family) -> Iterator[Metric]:
             yield Gauge(name, sample.labels, sample.value)
     elif family.type == "counter" and name.endswith(PER_POSITION):
         for labels, values in _grouped(family, "_total", "position").items():
-            counts = [0] * (1 + max(map(int, values)))
+            accepted = [0] * (1 + max(map(int, values)))
             for position, value in values.items():
-                counts[int(position)] = int(value)
-            yield Vector(name, dict(labels), counts)
+                accepted[int(position)] = int(value)
+            yield Vector(name, dict(labels), accepted)
     elif family.type == "counter":
         for labels, values in _grouped(family, "_total").items():
             yield Counter(name, dict(labels), int(values[""]))
