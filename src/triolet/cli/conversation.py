@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from triolet.ipc.whole_file import write_file
+from triolet.config.whole_file import write_file
 
 FORMAT_KEY: Final = "triolet_chat"
 FORMAT_VERSION: Final = 1
