@@ -185,7 +185,7 @@ def test_gguf_files_of_the_cache_are_listed_and_shown_under_the_names_that_load_
     assert (whole["gguf"], whole["size_bytes"]) == ({"Q4_K_M": size, "Q8_0": size}, 2 * size)
     local = json.loads(run("show", str(snapshot / "tiny-Q8_0.gguf"), "--json").stdout)
     assert (local["architecture"], local["size_bytes"]) == ("llama", size)
-    assert [weight_bytes(f"some/tiny-GGUF:{kind}") for kind in ("Q8_0", "Q2_K")] == [size, 0]
+    assert [weight_bytes(f"some/tiny-GGUF:{kind}") for kind in ("Q8_0", "q8_0", "Q2_K")] == [size, size, 0]
 
 
 def test_a_gguf_file_is_deleted_by_its_name_only_where_it_is_the_only_one(run: RUN, cache: Path) -> None:

@@ -204,7 +204,7 @@ async def test_models_that_can_be_chosen_are_listed_with_the_presets_and_a_mark_
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     presets = tmp_path / "presets.toml"
-    presets.write_text('[presets.poet]\nmodel = "some/model"\n[presets.plain]\n')
+    presets.write_text('[presets.poet]\nmodel = "some/model"\n[presets.wrong]\nmodel = 1\n[presets.plain]\n')
     monkeypatch.setenv("TRIOLET_CONFIG", str(presets))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     async with local_backend(monkeypatch) as backend:
@@ -215,6 +215,16 @@ async def test_models_that_can_be_chosen_are_listed_with_the_presets_and_a_mark_
             ("poet", "preset of some/model", False),
             ("plain", "preset of triolet-nano", False),
         ]
+
+
+async def test_a_file_of_presets_that_is_wrong_leaves_the_other_models_in_the_list(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (presets := tmp_path / "presets.toml").write_text("no TOML")
+    monkeypatch.setenv("TRIOLET_CONFIG", str(presets))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    async with local_backend(monkeypatch) as backend:
+        assert [one.name for one in await backend.models()] == ["triolet-nano"]
 
 
 def test_a_preset_that_is_gone_on_with_brings_its_sampling_and_its_system_prompt() -> None:

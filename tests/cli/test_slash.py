@@ -232,6 +232,10 @@ def test_a_saved_chat_is_loaded_with_its_settings_and_replaces_the_present_one(
         ('{"triolet_chat": 1, "messages": [], "sampling": {"n": 3}}', "sampling parameters only; it sets n"),
         ("[" * 100_000, "must be a chat that /save wrote"),
         (
+            '{"triolet_chat": 1, "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}]}',
+            "must be a chat that /save wrote",
+        ),
+        (
             '{"triolet_chat": 1, "messages": [{"role": "system", "content": "\\ud800"}]}',
             "must be a chat that /save wrote",
         ),

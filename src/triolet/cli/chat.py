@@ -275,6 +275,7 @@ class Chat:
             self.screen.complain(_explained(error))
         if self.state.forks:
             self.state.conversation.answer(self.state.forks[0])
+            self.state.last_reasoning = next(reply.reasoning for reply in replies if reply.answer)
             self.screen.remark("The conversation goes on with reply 1; /pick N takes another one.")
         self.screen.say("")
 

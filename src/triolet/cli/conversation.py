@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from triolet.ipc.whole_file import write_file
+from triolet.config.whole_file import write_file
 
 FORMAT_KEY: Final = "triolet_chat"
 FORMAT_VERSION: Final = 1
@@ -170,9 +170,11 @@ def _history_of(messages: list[Mapping[str, str]]) -> ChatHistory:
     """Return the history from its messages, in which questions and answers alternate.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they do not, or something else than a text was said.
     """
-    said = [(message["role"], str(message["content"])) for message in messages]
+    said = [(message["role"], message["content"]) for message in messages]
+    if not all(isinstance(content, str) for _, content in said):
+        raise ValueError
     history = ChatHistory(said.pop(0)[1] if said and said[0][0] == "system" else None)
     if [role for role, _ in said] != ["user", "assistant"] * (len(said) // 2):
         raise ValueError

@@ -139,6 +139,7 @@ def _help(state: ChatState, argument: str) -> Effect:
         ("\\", "at the end of a line: the message goes on in the next"),
         (" /", "a space before the /: a message, and no command"),
         ("Ctrl-G", "opens the line that is being typed in an editor"),
+        ("Ctrl-R", "searches earlier messages; Enter takes what was found"),
         ("Ctrl-C", "stops the reply, keeping what there is of it"),
         ("Ctrl-D", "leaves"),
     ]

@@ -13,7 +13,7 @@ from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.loading import opened
 from triolet.cli.models.chosen import config_of
 from triolet.cli.models.hub_cache import cached_models
-from triolet.cli.models.presets import Preset, all_presets
+from triolet.cli.models.presets import Preset, usable_presets
 from triolet.cli.reply import Reply, explain_waiting
 from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -140,7 +140,9 @@ class LocalBackend:
         model = self._config.model or BUILT_IN_MODEL
         if all(entry.name != model for entry in found):
             found.insert(0, ModelEntry(model))
-        found += [ModelEntry(one.name, f"preset of {one.model or BUILT_IN_MODEL}") for one in all_presets()]
+        found += [
+            ModelEntry(one.name, f"preset of {one.model or BUILT_IN_MODEL}") for one in usable_presets()
+        ]
         return [attrs.evolve(entry, is_present=entry.name in (model, self.model)) for entry in found]
 
     async def switch(self, model: str) -> Preset:

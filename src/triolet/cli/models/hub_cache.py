@@ -242,7 +242,8 @@ def weight_bytes(model: str | None) -> int:
     """Return the bytes of a model's weights on this machine; 0 for one that is not here."""
     if model is None or os.path.exists(path := os.path.expanduser(model)):
         return _size_of(nano.PATH if model is None else Path(path))
-    return next((size for one in cached_models() for name, size in one.usable.items() if name == model), 0)
+    sizes = {name.lower(): size for one in cached_models() for name, size in one.usable.items()}
+    return sizes.get(model.lower(), 0)  # a type may be written in either case
 
 
 def size_text(num_bytes: int) -> str:

@@ -12,6 +12,7 @@ because it was named for this one command.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -114,14 +115,16 @@ def read_presets(path: Path) -> list[Preset]:
     return [read_preset(path, name, table) for name, table in _tables(path).items()]
 
 
-def all_presets() -> list[Preset]:
-    """Return the presets of the user's file; none without one.
-
-    Raises:
-        PresetError: it cannot be read, or a preset in it is wrong.
-    """
-    path = find_file()
-    return [] if path is None else read_presets(path)
+def usable_presets() -> list[Preset]:
+    """Return the presets of the user's file that are right; a wrong one is told of where it is used."""
+    found: list[Preset] = []
+    with contextlib.suppress(PresetError):  # of the file as a whole
+        if (path := find_file()) is None:
+            return found
+        for name, table in _tables(path).items():
+            with contextlib.suppress(PresetError):
+                found.append(read_preset(path, name, table))
+    return found
 
 
 def read_preset(path: Path, name: str, table: object) -> Preset:

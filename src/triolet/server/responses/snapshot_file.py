@@ -15,10 +15,10 @@ from typing import Final
 
 import attrs
 
+from triolet.config.whole_file import write_file
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import ConfigError, SnapshotError
 from triolet.ipc.snapshot import SavedRequest, Snapshot
-from triolet.ipc.whole_file import write_file
 from triolet.protocol.responses.response_items import ResponseHistory
 from triolet.protocol.responses.snapshot import MAX_BYTES, ReplaySkipper, SavedResponse, from_bytes, to_bytes
 from triolet.server.responses.service import ResponsesService

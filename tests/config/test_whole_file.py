@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from triolet.ipc.whole_file import write_file
+from triolet.config.whole_file import write_file
 
 
 def test_the_file_is_whole_and_for_its_user_only(tmp_path: Path) -> None:
