@@ -88,6 +88,7 @@ def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) ->
     ("family", "fields"),
     [
         ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+        ("ernie4.5-moe", {"use_bias": True}),
     ],
 )
 def test_a_config_that_the_native_decoder_does_not_take_is_left_to_transformers(

@@ -32,7 +32,8 @@ PLANNED = (
     "ministral", "ministral3", "mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss",
     "helium", "ernie4.5", "ernie4.5-biased", "seed-oss", "seed-oss-biased", "granite-moe-shared", "olmoe", "glm4-moe",
     "arcee", "jais2", "cwm", "opt", "opt-unbiased", "gpt-neox", "gpt-neox-serial", "phi", "phi-normed", "stablelm",
-    "stablelm-parallel", "cohere", "cohere-normed", "apertus", "apertus-biased", "hunyuan",
+    "stablelm-parallel", "cohere", "cohere-normed", "apertus", "apertus-biased", "hunyuan", "hunyuan-moe",
+    "minimax-m2", "ernie4.5-moe", "ernie4.5-moe-sparse", "solar-open", "exaone-moe",
 )  # fmt: skip
 
 

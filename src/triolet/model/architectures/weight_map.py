@@ -126,6 +126,7 @@ class _Planner:
 
     def head_norms(self, ours: str, theirs: str, num_heads: int, head_dim: int) -> None:
         """Plan the weights of norms of which each head has one: tensors of their own, or rows of one."""
+        each: tuple[tuple[str, Shape], ...]
         if "{head}" in theirs:
             each = tuple((theirs.format(head=head) + ".weight", (head_dim,)) for head in range(num_heads))
         else:
@@ -426,7 +427,8 @@ class Staging(Protocol):
 
 def parted_heads(rows: Tensor, num_heads: int) -> Tensor:
     """Return all rows of queries, then those of keys and of values, [rows, ...]; they lie head by head."""
-    return rows.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    parted: Tensor = rows.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return parted
 
 
 @attrs.define
