@@ -259,19 +259,20 @@ INLINE Floats exp_beyond_line(Floats x) {
   return x > -0.34657359f ? near : far;
 }
 
-// Half of erfc(x) of numbers from 0 on, relative error 2e-7: of a normal distribution, what is above x * sqrt(2).
-// Source: the fit `erfcc` of Numerical Recipes in C, 2nd edition, section 6.2.
+// Half of erfc(x) of numbers from 0 on, relative error 3e-7: of a normal distribution, what is above x * sqrt(2).
+// log(erfc(x) / t) + x * x, with t = 1 / (1 + x / 2), is a polynomial of t: the one of degree 9 whose largest error over
+// 0 <= x <= 14 is least, 6e-8. From 9.3 on the result stays near 1e-38, the least that `exp_nonpositive` gives.
 INLINE Floats half_erfc(Floats x) {
   const Floats t = 1.0f / (1.0f + 0.5f * x);
-  Floats p = t * 0.17087277f - 0.82215223f;
-  p = p * t + 1.48851587f;
-  p = p * t - 1.13520398f;
-  p = p * t + 0.27886807f;
-  p = p * t - 0.18628806f;
-  p = p * t + 0.09678418f;
-  p = p * t + 0.37409196f;
-  p = p * t + 1.00002368f;
-  p = p * t - 1.26551223f;
+  Floats p = t * 0.160992161f - 0.768008841f;
+  p = p * t + 1.36102485f;
+  p = p * t - 0.966675194f;
+  p = p * t + 0.141804824f;
+  p = p * t - 0.115634257f;
+  p = p * t + 0.0738813645f;
+  p = p * t + 0.378552369f;
+  p = p * t + 0.999554977f;
+  p = p * t - 1.26549219f;
   return 0.5f * t * exp_nonpositive(p - x * x);
 }
 
