@@ -26,7 +26,7 @@ from tests.router.fake_fleet import (
 from triolet.client.address import ServerAddress
 from triolet.client.http import request
 from triolet.config.server import GatewayConfig
-from triolet.router.client_request import Prompt
+from triolet.router.client_request import RoutedPrompt
 from triolet.router.http import _Follower, _target_of
 from triolet.router.service import Router
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
@@ -74,7 +74,7 @@ async def test_a_response_over_http_is_found_at_its_engine_while_the_others_have
                 )
                 payload["previous_response_id"] = response_id
             # Prompts that wait elsewhere: the engine of the response is not the next to be chosen.
-            fleet.router.engines.place(f"other {number}", Prompt.of(f"{number} other " * 500))
+            fleet.router.engines.place(f"other {number}", RoutedPrompt.of(f"{number} other " * 500))
             got = await fleet.ask("GET", f"/v1/responses/{response_id}")
             again = await fleet.ask("POST", "/v1/responses", {"previous_response_id": response_id})
             assert (got.status, again.status) == (200, 200)

@@ -27,7 +27,7 @@ from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.router import run
-from triolet.router.client_request import Prompt, parsed_request
+from triolet.router.client_request import RoutedPrompt, parsed_request
 from triolet.router.engines import Engines, EngineState, RoutedEngine
 
 CHAT = "/v1/chat/completions"
@@ -323,9 +323,9 @@ class _NoSignals:
 async def test_of_a_request_that_an_engine_answers_its_text_is_kept_and_not_what_was_parsed(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    placed: list[Prompt] = []
+    placed: list[RoutedPrompt] = []
 
-    def place(engines: Engines, name: str, prompt: Prompt, *refused: Any) -> RoutedEngine | None:
+    def place(engines: Engines, name: str, prompt: RoutedPrompt, *refused: Any) -> RoutedEngine | None:
         placed.append(prompt)
         return choose(engines, name, prompt, *refused)
 
@@ -340,7 +340,7 @@ async def test_of_a_request_that_an_engine_answers_its_text_is_kept_and_not_what
         [turn] = connection._lanes[None]
         assert turn.payload == {"type": "response.create", "store": True}
         await fleet.ask("POST", "/v1/embeddings", payload)
-    assert placed == [Prompt.of("x" * 1000)] * 2
+    assert placed == [RoutedPrompt.of("x" * 1000)] * 2
     assert len(placed[0].hashes) == 3  # of 256 characters each
 
 

@@ -31,14 +31,14 @@ KEPT_FIELDS: Final = (
 
 
 @attrs.frozen
-class Prompt:
+class RoutedPrompt:
     """What the choice of an engine goes by."""
 
     hashes: tuple[bytes, ...] = ()  # of its beginnings; see `prompt_blocks`
     num_tokens: int = 1  # about
 
     @classmethod
-    def of(cls, text: str, salt: str = "") -> Prompt:
+    def of(cls, text: str, salt: str = "") -> RoutedPrompt:
         """Return that of a text.
 
         Args:
@@ -53,7 +53,7 @@ class ParsedRequest:
     """Fields of a request, and its prompt."""
 
     fields: Mapping[str, Any] = attrs.field(factory=dict)  # empty if it is no JSON object
-    prompt: Prompt = Prompt()
+    prompt: RoutedPrompt = RoutedPrompt()
     refusal: WireError | None = None  # why no engine can answer it, if that is so
 
     @property
@@ -69,7 +69,7 @@ async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str, salt
         raw: the text; what is no JSON object has no fields here, and is refused by the engine that gets it.
         limits: on its shape.
         client: API key or address; takes the turns of the parse thread.
-        salt: of the client; see `Prompt.of`.
+        salt: of the client; see `RoutedPrompt.of`.
     Raises:
         WireError: `json_too_large`.
         ResourceShortage: no thread can be started now.
@@ -86,7 +86,7 @@ def _parsed(raw: str | bytes, limits: JsonLimits, salt: str) -> ParsedRequest:
         if error.code == "json_too_large":
             raise
         return ParsedRequest()
-    prompt = Prompt.of("".join(_prompt_pieces(fields)), salt)
+    prompt = RoutedPrompt.of("".join(_prompt_pieces(fields)), salt)
     return ParsedRequest(fields, prompt, _refusal(fields))
 
 

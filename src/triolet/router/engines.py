@@ -35,7 +35,7 @@ from triolet.core.dispatch.dispatcher import Dispatcher
 from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN
 from triolet.core.recovery.supervision import shortage_of
 from triolet.protocol.errors import WireError
-from triolet.router.client_request import Prompt
+from triolet.router.client_request import RoutedPrompt
 from triolet.router.refusals import is_of_engine
 
 CHECK_INTERVAL_S = 1.0
@@ -180,7 +180,7 @@ class Engines:
     # ---------------------------------------------------------------------------------------- requests
 
     def place(
-        self, request_id: str, prompt: Prompt, refused_by: Collection[RoutedEngine] = ()
+        self, request_id: str, prompt: RoutedPrompt, refused_by: Collection[RoutedEngine] = ()
     ) -> RoutedEngine | None:
         """Choose the engine of a request; None if none is up.
 

@@ -29,7 +29,7 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, EngineUse, RoutedEngine
@@ -88,7 +88,7 @@ class ClientRequest:
     payload: Mapping[
         str, Any
     ]  # of the body, if it is a JSON object, the fields that are looked at; else empty
-    prompt: Prompt
+    prompt: RoutedPrompt
 
     @property
     def is_stream(self) -> bool:

@@ -34,7 +34,7 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json.encoding import encode
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.client_request import Prompt, is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
 from triolet.router.owed import OwedAnswers
@@ -99,7 +99,7 @@ class RoutedTurn:
 
     text: str  # the message
     payload: Mapping[str, Any]  # its fields that are looked at; empty if it is no JSON object
-    prompt: Prompt
+    prompt: RoutedPrompt
     stream_id: str | None
     refusal: WireError | None = None  # why no engine can answer it, if that is so
     request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher

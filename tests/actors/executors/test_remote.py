@@ -505,6 +505,8 @@ async def test_what_a_process_behind_tls_has_sent_last_arrives_though_the_engine
     start = agent._spawn
     monkeypatch.setattr(agent, "_spawn", spawn)
     here, engine = trio.testing.memory_stream_pair()
+    pump = here.send_stream.send_all_hook
+    assert pump is not None
 
     async def when_the_process_has_ended() -> None:
         here.send_stream.send_all_hook = pump
@@ -518,8 +520,6 @@ async def test_what_a_process_behind_tls_has_sent_last_arrives_though_the_engine
             raise
         await pump()
 
-    pump = here.send_stream.send_all_hook
-    assert pump is not None
     here.send_stream.send_all_hook = when_the_process_has_ended
     await engine.send_all(b"P")
     behind = Agent(Address("127.0.0.1", 1), "token", command=[sys.executable, "-c", LAST_WORDS])
