@@ -253,9 +253,8 @@ class Tokenizer:
         Raises:
             InvalidRequest: the template refuses the conversation, or does not read a value.
         """
-        ways = {name: options.pop(name) for name in _WAYS_TO_ENCODE & options.keys()} | (
-            tokenizer_kwargs or {}
-        )
+        ways = {name: options.pop(name) for name in _WAYS_TO_ENCODE & options.keys()}
+        ways |= tokenizer_kwargs or {}
         chat = {
             "tools": tools,
             "chat_template": chat_template,

@@ -75,7 +75,9 @@ def add_flags(parser: ArgumentParser, defaults: object, *, logs_requests: bool) 
 class _Joined(Action):
     """Joins several words, each of several values."""
 
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option: Any = None) -> None:
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
         setattr(namespace, self.dest, tuple(one for word in values for one in word))
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -25,7 +26,7 @@ class HeldInterrupts:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold interrupts in this scope; one that came is raised at its end."""
-        handler = signal.getsignal(signal.SIGINT)
+        handler: Any = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
         if self._handler is not None or not callable(handler) or not is_main:
             yield
