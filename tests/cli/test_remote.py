@@ -217,7 +217,7 @@ async def test_a_text_in_another_script_is_sent_as_it_is_and_not_as_escapes(
     sent: list[str] = []
 
     async def turn(socket: WebSocketConnection) -> None:
-        sent.append(await socket.get_message())
+        sent.append(str(await socket.get_message()))
         for one in (created(), completed(1)):
             await socket.send_message(json.dumps(one))
 
