@@ -135,6 +135,23 @@ async def _ask(channels: Channels, progress: ActorProgress, message: Tokenize) -
     return InvalidPrompt("prompt could not be tokenized: the tokenizer dies of it each time", field="prompt")
 
 
+async def check_configured_template(config: EngineConfig, *, inline: bool) -> None:
+    """Check the chat template of a configuration, whose model is not loaded yet.
+
+    Args:
+        inline: work in the event loop.
+    Raises:
+        ConfigError: it names no readable file, or is no template.
+    """
+
+    def check() -> None:
+        from triolet.model.tokenizer.tokenizer import check_template
+
+        check_template(config.chat_template)
+
+    await run_in_thread(check, "reading the chat template", is_inline=inline)
+
+
 def make_tokenizer_loader(config: EngineConfig, model: LoadedModel) -> LoadTokenizer:
     """Return a function that reads the configured tokenizer, by default the one in the folder of the loaded model."""
 

@@ -13,8 +13,8 @@ from triolet.ipc.values import pack_value, unpack_value
 PURPOSE = "a call into the worker"
 
 
-def packed_call(call: WorkerCall) -> CallWorker:
-    """Return the message of a call.
+def packed_call(call: WorkerCall) -> bytes:
+    """Return the frame of a call.
 
     Raises:
         UnsupportedFeature: the target is a callable of this process.
@@ -30,15 +30,14 @@ def packed_call(call: WorkerCall) -> CallWorker:
         )
     try:
         arguments = pack_value([list(call.args), dict(call.kwargs)], _tensor_bytes)
-        request = CallWorker(call.target, call.is_on_model, arguments, call.invalidates)
-        REQUESTS.pack(request)  # a frame that is too long is refused here, while the process still waits
+        # A frame that is too long is refused here, while the process still waits.
+        return REQUESTS.pack(CallWorker(call.target, call.is_on_model, arguments, call.invalidates))
     except Exception as error:  # torch raises many kinds for tensors that are not plain bytes
         if (shortage := shortage_of(error, PURPOSE)) is not None:
             raise shortage from error
         raise InvalidRequest(
             f"args and kwargs must be plain values and tensors that fit into a message; {error}", field="args"
         ) from error
-    return request
 
 
 def value_of(answer: CallAnswer) -> object:

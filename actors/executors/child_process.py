@@ -24,11 +24,9 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from triolet.config.engine import EngineConfig
+from triolet.config.environment import SECRET_VARIABLES
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.ipc.forks import FORK, IMPORTING, MAX_MESSAGE_BYTES, PROCESS_ID, READY
-
-SECRET_VARIABLES: Final = EngineConfig.secret_variables()
 
 # Of the fields behind the name in /proc/PID/stat.
 STAT_TIMES = slice(11, 13)  # in user mode and in the system, ticks

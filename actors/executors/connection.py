@@ -49,6 +49,9 @@ logger = logging.getLogger("triolet.runner")
 
 SHORT_BYTES: Final = 2**12  # at most, of nearly all messages and of lines of a log
 READ_BYTES: Final = 2**16  # what a pipe holds on Linux
+LONG_BYTES: Final = (
+    2**20
+)  # read or written at once of a long frame, such as a tensor: a socket holds some of them
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told
@@ -65,9 +68,12 @@ class Descriptor(Protocol):
         ...
 
 
-async def receive_when_ready(source: Descriptor) -> bytes:
+async def receive_when_ready(source: Descriptor, num_expected: int = 0) -> bytes:
     """Wait for bytes and return them; none after the last. A checkpoint.
 
+    Args:
+        source: to read from.
+        num_expected: bytes that are known to come.
     Raises:
         ClosedResourceError: this end is closed, or is being closed.
         BrokenResourceError: the connection is broken.
@@ -78,6 +84,9 @@ async def receive_when_ready(source: Descriptor) -> bytes:
             raise trio.ClosedResourceError
         await trio.lowlevel.wait_readable(fd)
         try:
+            if num_expected > SHORT_BYTES:
+                with suppress(MemoryError):
+                    return os.read(fd, min(num_expected, LONG_BYTES))
             data = os.read(fd, SHORT_BYTES)
         except BlockingIOError:  # the system may err
             continue
@@ -144,9 +153,11 @@ class FrameWriter:
     async def _write_rest(self) -> None:
         """Write some of what is left."""
         await trio.lowlevel.wait_writable(self._sink.fileno())
-        del self._rest[: self._write(self._rest[:READ_BYTES])]
+        with memoryview(self._rest) as rest, rest[:LONG_BYTES] as first:
+            num_written = self._write(first)
+        del self._rest[:num_written]
 
-    def _write(self, data: bytes | bytearray) -> int:
+    def _write(self, data: bytes | memoryview) -> int:
         """Write what there is room for; return how many bytes that was."""
         try:
             return os.write(self._sink.fileno(), data)
@@ -252,7 +263,11 @@ class RunnerConnection(ABC):
 
     async def ask(self, request: Request) -> None:
         """Send a request, within a conversation."""
-        await self._send(REQUESTS.pack(request))
+        await self.ask_packed(REQUESTS.pack(request))
+
+    async def ask_packed(self, frame: bytes) -> None:
+        """Send the frame of a request, within a conversation."""
+        await self._send(frame)
 
     def allow(self, timeout_s: float | None, late: str | None = None) -> None:
         """Set the deadline of the conversation anew, unless it is being called off.
@@ -409,7 +424,7 @@ class RunnerProcess(RunnerConnection):
         await self._writer.flush()
 
     async def _receive(self) -> bytes:
-        return await receive_when_ready(self._pipes.replies)
+        return await receive_when_ready(self._pipes.replies, self._reader.num_missing)
 
     async def death(self, reason: str | None = None, *, is_hang: bool = False) -> RunnerDied:
         self.child.kill()  # changes no exit status of a process that is ending already

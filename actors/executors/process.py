@@ -365,14 +365,14 @@ class ProcessExecutor(LookAheadExecutor):
         """Call the worker; see `Executor.call`. What cannot cross the pipe, either way, is an error of the call."""
         process = self._here()
         try:
-            request = packed_call(call)
+            frame = packed_call(call)
         except (InvalidRequest, ResourceShortage) as error:
             await trio.lowlevel.checkpoint()
             return WorkerOutcome(error=error)
         limit_s = None if limit_s is None else max(limit_s, 0.0)
         late = f"took more than {limit_s} s for the call of {call.name}"
         async with process.conversation(limit_s, late):
-            await process.ask(request)
+            await process.ask_packed(frame)
             reply = await process.reply()
             if not isinstance(reply, CallAnswer | Failure):
                 raise FrameError(f"a call must end with a CallAnswer; got a {type(reply).__name__}")

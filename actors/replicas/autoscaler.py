@@ -91,6 +91,7 @@ class FurtherReplica:
         task_status.started()
         while True:
             await self._start.wait()
+            began_s = trio.current_time()
             errors: list[BaseException] = []
             try:
                 with self._scope, foreign_errors_kept(errors.append):
@@ -98,8 +99,11 @@ class FurtherReplica:
             finally:
                 self._park()
             if errors:
+                now_s = trio.current_time()
+                if now_s - began_s >= MAX_PAUSE_S:  # it has computed, or has taken long to fail
+                    self._pauses.reset()
                 pause_s = self._pauses.next_s()
-                self.not_before_s = trio.current_time() + pause_s
+                self.not_before_s = now_s + pause_s
                 logger.warning(
                     "replica %d is given up for %g s: %s", self.number, pause_s, root_cause(errors[0])
                 )

@@ -24,16 +24,16 @@ namespace {
 #define LAYER(_)                                                                                                  \
   _(qkv), _(attention_out), _(gate_up), _(down), _(input_gate), _(input_out), _(experts), _(sinks),                \
       _(attention_norm), _(query_norm), _(key_norm), _(value_norm), _(mlp_norm), _(attention_norm_bias),          \
-      _(mlp_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(post_input_norm), _(cos_sin),                 \
+      _(mlp_norm_bias), _(query_norm_bias), _(key_norm_bias), _(post_attention_norm), _(post_mlp_norm), _(post_input_norm), _(cos_sin),                 \
       _(num_kv_heads), _(head_dim), _(rotary_dim), _(sliding_window), _(interleaved), _(only_queries), _(scale),  \
-      _(output_scale)
+      _(output_scale), _(xielu_positive), _(xielu_negative), _(xielu_slope), _(xielu_largest)
 #define LAYER_INPUTS(_)                                                                                           \
   _(embedding), _(projection), _(norm), _(size), _(embedding_format), _(embedding_scale), _(projection_scale),     \
       _(scale)
 #define MODEL(_)                                                                                                  \
   _(layers), _(embedding), _(learned_positions), _(query_factors), _(final_norm), _(final_norm_bias), _(head),     \
       _(argmax_filter), _(layer_inputs), _(num_layers), _(hidden), _(num_heads), _(dtype), _(activation),               \
-      _(embedding_format), _(norms_rows), _(parallel), _(few_rows), _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
+      _(embedding_format), _(norms_rows), _(norms_heads), _(norms_turned), _(parallel), _(few_rows), _(eps), _(attention_soft_cap), _(logit_soft_cap), _(embedding_scale), _(residual_scale), _(logit_scale)
 #define CACHE_GROUP(_) _(slots), _(block_tables)
 #define STEP(_)                                                                                                   \
   _(token_ids), _(positions), _(logits_indices), _(cu_query_lens), _(seq_lens), _(groups), _(group_of_layer),      \

@@ -63,11 +63,15 @@ class LayerStruct(ctypes.Structure):
         *((name, LinearStruct) for name in ("input_gate", "input_out")),
         *((name, _P) for name in ("experts", "sinks")),
         *((name, _P) for name in ("attention_norm", "query_norm", "key_norm", "value_norm", "mlp_norm")),
-        *((name, _P) for name in ("attention_norm_bias", "mlp_norm_bias")),
+        *(
+            (name, _P)
+            for name in ("attention_norm_bias", "mlp_norm_bias", "query_norm_bias", "key_norm_bias")
+        ),
         *((name, _P) for name in ("post_attention_norm", "post_mlp_norm", "post_input_norm", "cos_sin")),
         *((name, _I) for name in ("num_kv_heads", "head_dim", "rotary_dim", "sliding_window")),
         *((name, _I) for name in ("interleaved", "only_queries")),
         *((name, _F) for name in ("scale", "output_scale")),
+        *((name, _F) for name in ("xielu_positive", "xielu_negative", "xielu_slope", "xielu_largest")),
     )
 
 
@@ -93,7 +97,8 @@ class ModelStruct(ctypes.Structure):
         ("argmax_filter", ArgmaxFilterStruct),
         ("layer_inputs", LayerInputsStruct),
         *((name, _I) for name in ("num_layers", "hidden", "num_heads", "dtype", "activation")),
-        *((name, _I) for name in ("embedding_format", "norms_rows", "parallel", "few_rows")),
+        *((name, _I) for name in ("embedding_format", "norms_rows", "norms_heads", "norms_turned")),
+        *((name, _I) for name in ("parallel", "few_rows")),
         *((name, _F) for name in ("eps", "attention_soft_cap", "logit_soft_cap")),
         *((name, _F) for name in ("embedding_scale", "residual_scale", "logit_scale")),
     )

@@ -580,7 +580,8 @@ class Worker {
       put_panel(layer.qkv, row, panel, sums, shared_.projected);
     });
     // Of a parallel block before the residual stream changes: few rows of it are normalised outside of stages.
-    if (model_.parallel) gate_up(layer, index, x);
+    if (model_.parallel)
+      gate_up(layer, index, layer.mlp_norm ? all_normed({layer.mlp_norm, layer.mlp_norm_bias}) : x);
     attention(layer, index);
     add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
     if (layer.experts && layer.experts->post_norm) return dense_and_mixture(layer, index);
@@ -845,29 +846,41 @@ class Worker {
     return {factor(x, queries), factor(x + queries, keys)};
   }
 
+  // Apply its norm to a projected head, if it has one, in place or in memory of this thread; return where it is.
+  float* normed_head(const Layer& layer, float* x, int head, const RowFactors& factors) {
+    static thread_local Scratch scratch;
+    const int dim = layer.head_dim, num_heads = model_.num_heads;
+    const bool is_query = head < num_heads, is_value = head >= num_heads + layer.num_kv_heads;
+    const float* norm = is_query ? layer.query_norm : is_value ? layer.value_norm : layer.key_norm;
+    if (!norm) return x;
+    if (model_.norms_rows || model_.norms_heads) norm += (is_query ? head : head - num_heads) * static_cast<ptrdiff_t>(dim);
+    if (model_.norms_rows) {
+      // not in place: the factors of this token's other heads may yet be computed from it
+      float* own = scratch.floats(dim);
+      scale_row(x, norm, is_query ? factors.queries : factors.keys, dim, own);
+      return own;
+    }
+    const float* bias = is_query ? layer.query_norm_bias : is_value ? nullptr : layer.key_norm_bias;
+    if (bias)
+      center_row(x, norm, bias, model_.eps, dim, x);
+    else
+      scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
+    return x;
+  }
+
   // Apply norm and rotary embedding to one projected head; write keys and values to the cache.
   void write_head(const Layer& layer, int index, int token, int head, const RowFactors& factors) {
-    static thread_local Scratch scratch;
     const int dim = layer.head_dim, num_heads = model_.num_heads, num_kv_heads = layer.num_kv_heads;
     const ptrdiff_t place = static_cast<ptrdiff_t>(token) * layer.qkv.num_out + head * dim;
     float* x = shared_.projected + place;
     const bool is_query = head < num_heads, is_value = head >= num_heads + num_kv_heads;
-    if (const float* norm = is_query ? layer.query_norm : is_value ? layer.value_norm : layer.key_norm) {
-      if (model_.norms_rows) {
-        // not in place: the factors of this token's other heads may yet be computed from it
-        float* own = scratch.floats(dim);
-        scale_row(x, norm + (is_query ? head : head - num_heads) * static_cast<ptrdiff_t>(dim),
-                  is_query ? factors.queries : factors.keys, dim, own);
-        x = own;
-      } else {
-        scale_row(x, norm, 1.0f / std::sqrt(sum_of_squares(x, dim) / dim + model_.eps), dim, x);
-      }
-    }
+    if (!model_.norms_turned) x = normed_head(layer, x, head, factors);
     if (layer.cos_sin && !is_value) {
       const float* cos = layer.cos_sin + step_.positions[token] * layer.rotary_dim;
       const int half = layer.rotary_dim / 2;
       layer.interleaved ? rotate_pairs(x, cos, cos + half, half) : rotate(x, cos, cos + half, half);
     }
+    if (model_.norms_turned) x = normed_head(layer, x, head, factors);
     const float factor = is_query && model_.query_factors ? model_.query_factors[step_.positions[token]] : 1.0f;
     if (is_query) return narrow_row(x, dim, factor, shared_.queries + place);
     const int64_t slot = step_.groups[step_.group_of_layer[index]].slots[token];
@@ -914,13 +927,25 @@ class Worker {
   }
 
   Floats activated(Floats x) const {
-    if (model_.activation >= RELU) {
+    if (model_.activation == RELU || model_.activation == RELU_SQUARED) {
       const Floats positive = larger(Floats{}, x);  // in this order a NaN stays one
       return model_.activation == RELU ? positive : positive * positive;
+    }
+    if (model_.activation == GELU) {
+      const Floats tail = half_erfc(magnitude(x) * 0.70710678f);
+      return x * (x < 0.0f ? tail : 1.0f - tail);
     }
     // GELU in its tanh form: 0.5 * (1 + tanh(z)) is sigmoid(2 * z), z = sqrt(2 / pi) * (x + 0.044715 * x**3)
     const Floats z = model_.activation == GELU_TANH ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
     return x * sigmoid(z);
+  }
+
+  // Source: arXiv 2411.13010.
+  static Floats xielu(const Layer& layer, Floats x) {
+    const Floats top = splat(layer.xielu_largest), low = x < top ? x : top;
+    // Between the largest number and 0 exp(x) - 1 stays what it is there.
+    const Floats below = (exp_beyond_line(low) + (low - x)) * layer.xielu_negative;
+    return (x > 0.0f ? x * x * layer.xielu_positive : below) + x * layer.xielu_slope;
   }
 
   void activate_gates(const Layer& layer, int row, int panel, const float* sums) {
@@ -932,7 +957,10 @@ class Worker {
 
   void activate(const Layer& layer, int row, int panel, const float* sums) {
     alignas(64) float activations[TILE_COLUMNS];
-    for (int j = 0; j < TILE_COLUMNS; j += LANES) store(activations + j, activated(load(sums + j)));
+    if (model_.activation == XIELU)
+      for (int j = 0; j < TILE_COLUMNS; j += LANES) store(activations + j, xielu(layer, load(sums + j)));
+    else
+      for (int j = 0; j < TILE_COLUMNS; j += LANES) store(activations + j, activated(load(sums + j)));
     put_activated(layer, row, panel * TILE_COLUMNS, TILE_COLUMNS, activations);
   }
 

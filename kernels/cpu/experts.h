@@ -27,13 +27,17 @@ static void route(const Experts& experts, float* logits, int32_t* chosen, float*
     largest = *std::max_element(logits, logits + count);
     for (int i = 0; i < count; ++i) total += std::exp(logits[i] - largest);
   }
+  // Scores that are corrected for the choice are shares; of a softmax without that the logits have the same order.
+  const bool are_shares = experts.is_sigmoid || experts.correction;
+  if (are_shares && !experts.is_sigmoid)
+    std::transform(logits, logits + count, logits, [&](float x) { return std::exp(x - largest) / total; });
   auto rank = [&](int i) { return experts.correction == nullptr ? logits[i] : logits[i] + experts.correction[i]; };
   for (int place = 0; place < experts.per_token; ++place) {
     int best = 0;  // in range for any logits, NaN included
     for (int i = 1; i < count; ++i)
       if (rank(i) > rank(best)) best = i;
     chosen[place] = best;
-    taken += shares[place] = experts.is_sigmoid ? logits[best] : std::exp(logits[best] - largest) / total;
+    taken += shares[place] = are_shares ? logits[best] : std::exp(logits[best] - largest) / total;
     logits[best] = -std::numeric_limits<float>::infinity();
   }
   for (int place = 0; place < experts.per_token; ++place)

@@ -248,6 +248,34 @@ INLINE Floats exp_nonpositive(Floats x) {
   return p * reinterpret_cast<Floats>((exponent + 127) << 23);
 }
 
+// exp(x) - 1 - x of numbers up to 0, without the cancellation near 0.
+INLINE Floats exp_beyond_line(Floats x) {
+  Floats p = x * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * x + 8.3334519073e-3f;
+  p = p * x + 4.1665795894e-2f;
+  p = p * x + 1.6666665459e-1f;
+  p = p * x + 5.0000001201e-1f;
+  const Floats near = p * (x * x), far = exp_nonpositive(x) - 1.0f - x;
+  return x > -0.34657359f ? near : far;
+}
+
+// Half of erfc(x) of numbers from 0 on, relative error 3e-7: of a normal distribution, what is above x * sqrt(2).
+// log(erfc(x) / t) + x * x, with t = 1 / (1 + x / 2), is a polynomial of t: the one of degree 9 whose largest error over
+// 0 <= x <= 14 is least, 6e-8. From 9.3 on the result stays near 1e-38, the least that `exp_nonpositive` gives.
+INLINE Floats half_erfc(Floats x) {
+  const Floats t = 1.0f / (1.0f + 0.5f * x);
+  Floats p = t * 0.160992161f - 0.768008841f;
+  p = p * t + 1.36102485f;
+  p = p * t - 0.966675194f;
+  p = p * t + 0.141804824f;
+  p = p * t - 0.115634257f;
+  p = p * t + 0.0738813645f;
+  p = p * t + 0.378552369f;
+  p = p * t + 0.999554977f;
+  p = p * t - 1.26549219f;
+  return 0.5f * t * exp_nonpositive(p - x * x);
+}
+
 INLINE Floats sigmoid(Floats x) {
   const Floats small = exp_nonpositive(-magnitude(x));
   return (x < 0.0f ? small : splat(1.0f)) / (1.0f + small);

@@ -29,9 +29,11 @@ struct Layer {
   Linear input_gate, input_out;
   const Experts* experts;  // null = gate_up and down alone
   const float* sinks;      // [num_heads]: a score of each query head without a value; null = none
-  // Null = none. query_norm, key_norm: [head_dim], or with `norms_rows` of Model [num_heads or num_kv_heads, head_dim].
+  // Null = none. query_norm, key_norm: [head_dim], or with `norms_rows` or `norms_heads` of Model
+  // [num_heads or num_kv_heads, head_dim].
   const float *attention_norm, *query_norm, *key_norm, *value_norm, *mlp_norm;
-  const float *attention_norm_bias, *mlp_norm_bias;  // of layer norms; null = root-mean-square norms
+  // Of layer norms; null = root-mean-square norms. query_norm_bias, key_norm_bias: [head_dim], of all heads.
+  const float *attention_norm_bias, *mlp_norm_bias, *query_norm_bias, *key_norm_bias;
   // Of what attention and feed-forward block add to the residual stream; null = added as it is.
   const float *post_attention_norm, *post_mlp_norm, *post_input_norm;
   const float* cos_sin;  // [positions, rotary_dim], cosines first; null = queries and keys do not turn
@@ -40,6 +42,8 @@ struct Layer {
   int32_t only_queries;  // it reads the cache of an earlier layer, and has no keys and values of its own
   float scale;
   float output_scale;  // the residual stream behind it is multiplied by it
+  // Of XIELU: factors of x * x above 0, and of exp(x) - 1 - x from 0 down; slope; largest number that exp(x) - 1 is of.
+  float xielu_positive, xielu_negative, xielu_slope, xielu_largest;
 };
 
 // An input of each layer beside the residual stream: of the rows that a token has in a table of its own, and of its
@@ -53,7 +57,7 @@ struct LayerInputs {
   float embedding_scale, projection_scale, scale;  // factors of the rows, of the projection, of their sum
 };
 
-enum Activation : int32_t { SILU, GELU_TANH, RELU, RELU_SQUARED };
+enum Activation : int32_t { SILU, GELU_TANH, RELU, RELU_SQUARED, GELU, XIELU };
 
 struct Model {
   const Layer* layers;
@@ -68,7 +72,9 @@ struct Model {
   int32_t activation;        // of feed-forward blocks: an Activation
   int32_t embedding_format;  // a BlockFormat of GGUF; 0 = the model's dtype
   int32_t norms_rows;        // queries are normalised over all heads of a token together, and so are keys
-  int32_t parallel;          // the feed-forward block reads what attention reads
+  int32_t norms_heads;       // each head of queries and keys has norm weights of its own
+  int32_t norms_turned;      // queries and keys are normalised after they have turned
+  int32_t parallel;          // both blocks of a layer read the residual stream at once
   int32_t few_rows;          // up to so many rows are normalised, quantised and split by every thread for itself
   float eps, attention_soft_cap, logit_soft_cap;  // a soft cap of 0 = none
   float embedding_scale, residual_scale, logit_scale;  // factors of embeddings, of what a block adds, of logits

@@ -362,8 +362,8 @@ class AsyncioTokenStream(_RemoteReader[RequestOutput]):
         try:
             await self._wait(lambda: remote.source is not None or remote.is_over)
             if remote.source is None:
-                assert remote.error is not None
-                raise remote.error
+                # None where another task or thread has closed it meanwhile.
+                raise remote.error or StreamMisused("a stream was closed while it was entered")
         except BaseException:
             await self._leave()
             raise

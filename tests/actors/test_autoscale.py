@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -15,6 +16,7 @@ from trio.testing import MockClock
 from tests.actors.harness import STEP_S as FAKE_STEP_S
 from tests.actors.harness import LetterTokenizer
 from tests.actors.test_replicas import LOAD_S, MortalExecutor, ask, core_of, killed, prompt_of, segfault
+from triolet.actors.replicas.autoscaler import FurtherReplica
 from triolet.config.engine import EngineConfig
 from triolet.core.replicas import autoscale
 from triolet.core.replicas.autoscale import AutoscalePolicy
@@ -231,6 +233,29 @@ async def test_a_further_replica_that_cannot_be_started_is_given_up_for_a_while_
             assert engine.statistics().restarting == ()
             executors[1].cannot_load = False
             await until(engine, ["lives", "lives"])
+
+
+async def test_a_further_replica_that_has_lived_for_long_is_tried_again_as_soon_as_after_its_first_failure(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    lives_s = iter((0.0, 0.0, 0.0, 3600.0, 0.0))
+
+    async def supervise(*, task_status: trio.TaskStatus[None]) -> None:
+        await trio.sleep(next(lives_s))
+        raise RuntimeError("crashed too often")
+
+    core = SimpleNamespace(replicas=[SimpleNamespace(is_parked=True)], retire=lambda number: None)
+    calls = SimpleNamespace(parked={0}, park=lambda number: None)
+    replica = FurtherReplica(0, core, supervise, calls, lambda: None)  # type: ignore[arg-type]
+    await nursery.start(replica.run)
+    pauses_s = []
+    for life_s in (1.0, 1.0, 1.0, 3601.0, 1.0):
+        replica.begin()
+        began_s = trio.current_time()
+        await trio.sleep(life_s)
+        assert not replica.is_started
+        pauses_s.append(round(replica.not_before_s - began_s) % 3600)
+    assert pauses_s == [1, 2, 4, 1, 2]
 
 
 async def test_suspects_of_a_further_replica_that_crashes_again_and_again_go_to_another_one(

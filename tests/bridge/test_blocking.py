@@ -115,6 +115,14 @@ def test_progress_can_be_followed() -> None:
         assert read(stream) == answer_of(prompt, 3, 3)
 
 
+def test_a_follower_that_is_closed_ends_without_an_error() -> None:
+    with opened(FastExecutor(step_s=0.005)) as engine:
+        follower = engine.follow_restarts()
+        assert next(follower) == ()
+        follower.close()
+        assert list(follower) == [] and engine.is_open
+
+
 def test_a_drain_returns_what_another_engine_resumes() -> None:
     answer = answer_of([1, 2], 3, 200)
     with opened(FastExecutor(step_s=0.005)) as first, first.generate([1, 2], LONG) as stream:

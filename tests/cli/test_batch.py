@@ -126,6 +126,20 @@ def test_a_batch_that_cannot_be_read_twice_is_refused_before_the_model_is_loaded
     assert result.exit_code == 1 and not (tmp_path / "out.jsonl").exists()
 
 
+async def test_long_lines_of_a_batch_are_answered_whatever_a_server_would_allow_one_client(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    padding = "x" * 4 * 2**20  # of an unknown field, which is ignored
+    lines = [line(str(number), padding=padding) for number in range(5)]
+    lines.append(
+        line("many values", logit_bias={str(number): 1 for number in range(50)}, padding=[[]] * 3000)
+    )
+    source.write_text("".join(lines), encoding="utf-8")
+    await run(source, target)
+    assert [answer["response"]["status_code"] for answer in answers_of(target)] == [200] * 6
+
+
 async def test_a_batch_that_has_lost_requests_since_it_was_checked_fails(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -173,6 +173,35 @@ def test_a_file_goes_with_the_message_that_is_sent_after_one_that_failed(
     chat.expect("hello")
 
 
+def test_a_preset_that_is_wrong_is_told_of_and_the_chat_goes_on(start: START, tmp_path: Path) -> None:
+    (presets := tmp_path / "presets.toml").write_text("[presets.wrong]\nmodel = 1\n")
+    chat = start(TRIOLET_CONFIG=str(presets))
+    chat.expect(PROMPT)
+    chat.type("/model wrong" + ENTER)
+    chat.expect("non-empty")  # without what a line break may stand in
+    chat.type("hello" + ENTER)
+    chat.expect("You said: hello\n")
+
+
+def test_an_edited_message_that_gets_no_answer_leaves_the_exchange_that_it_was_to_replace(
+    start: START, tmp_path: Path
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nprintf 'please fail now' > $1\n")
+    editor.chmod(0o755)
+    chat = start(VISUAL=str(editor))
+    chat.expect(PROMPT)
+    chat.type("hello" + ENTER)
+    chat.expect("prompt 10")
+    chat.type("/edit" + ENTER)
+    chat.expect("please fail now")
+    chat.type(ENTER)
+    chat.expect("a step failed twice")
+    chat.expect("The exchange that it was to replace stays.")
+    chat.type("/undo" + ENTER)
+    chat.expect("Took back: hello")
+
+
 @pytest.mark.slow
 def test_a_dead_engine_ends_the_chat_with_one_line(chat: Terminal) -> None:
     chat.type("kill the engine" + ENTER)

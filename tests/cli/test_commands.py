@@ -131,6 +131,11 @@ def test_without_a_terminal_stdin_is_one_question(
     assert engines[0].asked == [[{"role": "user", "content": "count\nto 20"}]]
 
 
+def test_a_question_may_be_put_together_of_a_text_and_stdin(run: RUN, engines: list[FakeEngine]) -> None:
+    run("chat", "-q", "Summarize this.", "-q", "-", input="one\ntwo\n")
+    assert engines[0].asked == [[{"role": "user", "content": "Summarize this.\n\none\ntwo"}]]
+
+
 def test_a_question_may_have_a_system_prompt(run: RUN, engines: list[FakeEngine]) -> None:
     run("chat", "-q", "hi", "--system", "Be brief.")
     assert engines[0].asked == [

@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from triolet.cli import main
+from triolet.cli.models.hub_cache import weight_bytes
 
 RUN = Callable[..., Result]
 
@@ -26,6 +29,33 @@ def add_model(cache: Path, name: str, commit: str, weights: bytes) -> Path:
     for file, content in (("config.json", config), ("model.safetensors", weights)):
         blob = repository / "blobs" / f"{file}-{hash(content) & 0xFFFFFF:x}"
         blob.write_bytes(content)
+        (snapshot / file).symlink_to(blob)
+    return snapshot
+
+
+def add_gguf_files(cache: Path, name: str, *files: str) -> Path:
+    """Write a repository of GGUF files, each with a matrix of Q8_0 and the keys of a model."""
+    snapshot = cache / ("models--" + name.replace("/", "--")) / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    for folder in ("blobs", "refs"):
+        (snapshot.parent.parent / folder).mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("c" * 40, encoding="utf-8")
+    for file in files:
+        writer = gguf.GGUFWriter(snapshot / file, "llama")
+        for add, value in ((writer.add_context_length, 4096), (writer.add_block_count, 2)):
+            add(value)
+        writer.add_embedding_length(64)
+        writer.add_token_list(["a", "b", "c"])
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(
+            "token_embd.weight", gguf.quantize(np.ones((3, 64), np.float32), kind), raw_dtype=kind
+        )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        (blob := snapshot.parent.parent / "blobs" / file).write_bytes((snapshot / file).read_bytes())
+        (snapshot / file).unlink()
         (snapshot / file).symlink_to(blob)
     return snapshot
 
@@ -88,6 +118,12 @@ def test_one_revision_can_be_deleted_and_the_other_one_stays(run: RUN, cache: Pa
     assert not old.exists() and (new / "config.json").is_file()
 
 
+def test_a_copy_of_a_repository_with_the_same_commit_is_not_deleted_with_it(run: RUN, cache: Path) -> None:
+    kept, gone = (add_model(cache, name, "a" * 40, b"w") for name in ("some/model", "copy/model"))
+    assert run("rm", "copy/model", "-y").exit_code == 0
+    assert (kept.exists(), gone.exists()) == (True, False)
+
+
 def test_a_wrong_name_beside_a_right_one_deletes_nothing(run: RUN, cache: Path) -> None:
     snapshot = add_model(cache, "some/model", "a" * 40, b"w")
     result = run("rm", "some/model", "Some/Mode", "-y")
@@ -123,3 +159,54 @@ def test_a_wrong_name_is_answered_with_one_clear_line(
 def test_the_model_that_ships_with_the_program_can_be_shown(run: RUN) -> None:
     shown = json.loads(run("show", "triolet-nano", "--json").stdout)
     assert shown["architecture"] == "LlamaForCausalLM" and shown["size_bytes"] > 100_000
+
+
+def test_gguf_files_of_the_cache_are_listed_and_shown_under_the_names_that_load_them(
+    run: RUN, cache: Path
+) -> None:
+    snapshot = add_gguf_files(cache, "some/tiny-GGUF", "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf")
+    rows = run("list").stdout.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["some/tiny-GGUF:Q4_K_M", "some/tiny-GGUF:Q8_0"]
+    size = (snapshot / "tiny-Q8_0.gguf").stat().st_size
+    shown = json.loads(run("show", "some/tiny-GGUF:q8_0", "--json").stdout)
+    assert shown == {
+        "model": "some/tiny-GGUF:q8_0",
+        "folder": str(snapshot / "tiny-Q8_0.gguf"),
+        "size_bytes": size,
+        "revisions": ["c" * 40],
+        "architecture": "llama",
+        "max_position_embeddings": 4096,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "vocab_size": 3,
+        "quantization": "Q8_0",
+    }
+    whole = json.loads(run("show", "some/tiny-GGUF", "--json").stdout)
+    assert (whole["gguf"], whole["size_bytes"]) == ({"Q4_K_M": size, "Q8_0": size}, 2 * size)
+    local = json.loads(run("show", str(snapshot / "tiny-Q8_0.gguf"), "--json").stdout)
+    assert (local["architecture"], local["size_bytes"]) == ("llama", size)
+    assert [weight_bytes(f"some/tiny-GGUF:{kind}") for kind in ("Q8_0", "q8_0", "Q2_K")] == [size, size, 0]
+
+
+def test_a_gguf_file_is_deleted_by_its_name_only_where_it_is_the_only_one(run: RUN, cache: Path) -> None:
+    kept = add_gguf_files(cache, "some/two-GGUF", "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf")
+    gone = add_gguf_files(cache, "some/one-GGUF", "tiny-Q8_0.gguf")
+    refused = run("rm", "some/two-GGUF:Q8_0", "-y")
+    assert refused.stderr == (
+        "triolet: error: some/two-GGUF:Q8_0 cannot be deleted alone; `triolet rm some/two-GGUF` deletes all of "
+        "some/two-GGUF:Q4_K_M, some/two-GGUF:Q8_0\n"
+    )
+    assert run("rm", "some/one-GGUF:Q8_0", "-y").exit_code == 0
+    assert (refused.exit_code, len(list(kept.iterdir())), gone.exists()) == (1, 2, False)
+    unknown = run("rm", "some/two-GGUF:Q2_K", "-y").stderr
+    assert "must be one of its GGUF files in the cache (Q4_K_M, Q8_0); got 'Q2_K'" in unknown
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_a_deletion_that_is_not_confirmed_says_that_nothing_was_deleted(
+    run: RUN, cache: Path, answer: str
+) -> None:
+    snapshot = add_model(cache, "some/model", "a" * 40, b"w")
+    result = run("rm", "some/model", input=answer)
+    assert result.stderr.splitlines()[-1] == "triolet: error: nothing was deleted"
+    assert result.exit_code == 1 and snapshot.exists()

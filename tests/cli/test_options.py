@@ -187,6 +187,16 @@ def test_a_wrong_value_is_named_with_the_place_it_came_from(
         ),
         (["generate", "-p", "\udcff"], "--prompt must be UTF-8"),
         (["dance"], "No such command 'dance'"),
+        (["run", "some/model"], "No such command 'run': triolet chat MODEL is a conversation"),
+        (
+            ["chat", "some/model", "Who are you?"],
+            "unexpected extra argument (Who are you?); -q TEXT asks a question",
+        ),
+        (
+            ["chat", "-q", "-", "-q", "-"],
+            "--question must be - once only, which reads all of stdin; got it 2 times",
+        ),
+        (["chat", "-q", "hi", "--system", "\udcff"], "--system must be UTF-8"),
         (["route", "foo"], "URL must be a URL such as ws://127.0.0.1:8000; got 'foo'"),
         (["route", "http://h:1", "h:1/v1"], "URL must name another engine each time; got 'h:1/v1' twice"),
         (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from prompt_toolkit.application import Application
 from prompt_toolkit.application.current import set_app
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.data_structures import Size
@@ -23,6 +24,7 @@ from prompt_toolkit.search import SearchDirection, start_search
 
 from triolet.cli.prompt import (
     CommandCompleter,
+    KeptHistory,
     Key,
     Prompt,
     history_in,
@@ -158,6 +160,46 @@ def test_a_search_in_the_history_shows_no_placeholder_behind_its_match(prompt: P
         shown = to_plain_text(prompt._session.placeholder)
         start_search(direction=SearchDirection.BACKWARD)
         assert (shown, to_plain_text(prompt._session.placeholder)) == ("Type a message, or /help", "")
+
+
+async def test_enter_in_a_search_of_the_history_takes_what_was_found(keys: PipeInput) -> None:
+    history = InMemoryHistory(["tell me a story", "count"])
+    prompt = Prompt(colour=False, keys=keys, output=DummyOutput(), history=history)
+    keys.send_text("\x12tell\r\r")
+    assert await prompt.ask() == "tell me a story"
+
+
+async def test_ctrl_z_suspends_the_program_and_is_no_character_of_the_message(
+    prompt: Prompt, keys: PipeInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended: list[Application[object]] = []
+
+    def suspend(app: Application[object]) -> None:
+        suspended.append(app)
+
+    monkeypatch.setattr(Application, "suspend_to_background", suspend)
+    keys.send_text("abc\x1adef\r")
+    assert await prompt.ask() == "abcdef"
+    assert suspended == [prompt._session.app]
+
+
+async def test_a_message_that_the_history_has_no_room_for_is_sent_all_the_same(
+    keys: PipeInput, tmp_path: Path
+) -> None:
+    history = KeptHistory(str(tmp_path / "gone" / "history"))
+    prompt = Prompt(colour=False, keys=keys, output=DummyOutput(), history=history)
+    for message in ("first", "second"):
+        keys.send_text(f"{message}\r")
+        assert await prompt.ask() == message
+    assert history.get_strings()[-2:] == ["first", "second"]
+
+
+async def test_a_tab_of_a_pasted_text_is_shown_as_columns(keys: PipeInput) -> None:
+    screen = io.StringIO()
+    prompt = Prompt(colour=False, keys=keys, output=Vt100_Output(screen, lambda: Size(rows=40, columns=100)))
+    keys.send_text("\x1b[200~if x:\n\ty\x1b[201~\r")
+    assert await prompt.ask() == "if x:\n\ty"
+    assert "^I" not in screen.getvalue()
 
 
 async def test_ctrl_g_opens_the_line_in_an_editor_and_edit_begins_there(

@@ -193,6 +193,40 @@ async def test_a_lost_connection_is_resumed_after_the_last_event_that_came(
     assert reply.stats_line().endswith("4 tok · 2.0 tok/s · prompt 3 (2 cached)")
 
 
+@pytest.mark.parametrize(
+    ("code", "sentence"), [(1009, "no message this long .*; /clear begins"), (1008, "close code 1008: No")]
+)
+async def test_what_a_server_refuses_by_the_code_of_its_close_frame_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch, code: int, sentence: str
+) -> None:
+    heard = Heard()
+
+    async def refuse(socket: WebSocketConnection) -> None:
+        await socket.get_message()
+        await socket.aclose(code, "No")
+
+    async with scripted(refuse, monkeypatch=monkeypatch) as backend:
+        with pytest.raises((RefusedByServer, ServerError), match=sentence):
+            await backend.reply(QUESTION, Reply(asked_s=trio.current_time()), heard)
+    assert heard.notices == []
+
+
+async def test_a_text_in_another_script_is_sent_as_it_is_and_not_as_escapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[str] = []
+
+    async def turn(socket: WebSocketConnection) -> None:
+        sent.append(str(await socket.get_message()))
+        for one in (created(), completed(1)):
+            await socket.send_message(json.dumps(one))
+
+    request = attrs.evolve(QUESTION, messages=[{"role": "user", "content": "日本語"}])
+    async with scripted(turn, monkeypatch=monkeypatch) as backend:
+        await backend.reply(request, Reply(asked_s=trio.current_time()), Heard())
+    assert "日本語" in sent[0]
+
+
 async def test_a_server_that_has_forgotten_the_response_is_asked_again_with_the_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import attrs
@@ -16,11 +17,16 @@ import triolet
 from tests.cli.fake_engine import FakeEngine, open_fake_engine
 from triolet.cli.backends.base import ReplyRequest
 from triolet.cli.backends.local import LocalBackend
+from triolet.cli.conversation import ChatHistory
+from triolet.cli.models.chosen import chosen_model, config_of
+from triolet.cli.models.presets import Preset
 from triolet.cli.reply import Reply, ReplyScreen, Unshown, reason_to_wait
 from triolet.cli.screen import Screen
+from triolet.cli.slash import ChatState, take_settings
 from triolet.config.engine import EngineConfig
 from triolet.core.output.output_processor import RequestProgress
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
+from triolet.core.request.params import SamplingParams
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import ModelNotFound
@@ -156,3 +162,76 @@ async def test_another_model_takes_the_engines_place_and_on_an_error_the_first_i
         reply = Reply(asked_s=0.0)
         await backend.reply(ReplyRequest(messages=[{"role": "user", "content": "hello"}]), reply, Unshown())
         assert reply.text == "You said: hello"
+
+
+async def test_another_model_has_neither_template_nor_fields_of_the_first_ones_preset_but_the_flags_count(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    presets = tmp_path / "presets.toml"
+    presets.write_text(
+        """
+        [presets.poet]
+        template = "{{ messages[0].content }}"
+        system = "Answer in rhymes."
+        sampling = { temperature = 0.9 }
+        engine = { block_size = 32, max_num_seqs = 3 }
+        """
+    )
+    monkeypatch.setenv("TRIOLET_CONFIG", str(presets))
+    monkeypatch.setattr(triolet, "open_engine", open_fake_engine)
+    flags = {"max_num_seqs": "5"}
+
+    def other_models(text: str) -> tuple[Preset, EngineConfig]:
+        return (preset := chosen_model(text)), config_of(preset, flags)
+
+    def fields() -> tuple[object, ...]:
+        config = cast(FakeEngine, backend._engine).config
+        return config.model, config.chat_template, config.block_size, config.max_num_seqs
+
+    async with AsyncExitStack() as stack:
+        first = EngineConfig(chat_template="{{ 1 }}", revision="v1", max_num_seqs=5)
+        backend = await LocalBackend.open(stack, first, other_models)
+        preset = await backend.switch("poet")
+        assert (backend.model, fields()) == ("poet", (None, "{{ messages[0].content }}", 32, 5))
+        assert preset.system == "Answer in rhymes."
+        usual = EngineConfig()
+        await backend.switch("other")
+        assert fields() == ("other", usual.chat_template, usual.block_size, 5)
+        assert cast(FakeEngine, backend._engine).config.revision is None
+
+
+async def test_models_that_can_be_chosen_are_listed_with_the_presets_and_a_mark_at_the_present_one(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    presets = tmp_path / "presets.toml"
+    presets.write_text('[presets.poet]\nmodel = "some/model"\n[presets.wrong]\nmodel = 1\n[presets.plain]\n')
+    monkeypatch.setenv("TRIOLET_CONFIG", str(presets))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    async with local_backend(monkeypatch) as backend:
+        await backend.switch("/models/mine")
+        assert [(one.name, one.remark, one.is_present) for one in await backend.models()] == [
+            ("/models/mine", "", True),
+            ("triolet-nano", "ships with triolet", False),
+            ("poet", "preset of some/model", False),
+            ("plain", "preset of triolet-nano", False),
+        ]
+
+
+async def test_a_file_of_presets_that_is_wrong_leaves_the_other_models_in_the_list(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (presets := tmp_path / "presets.toml").write_text("no TOML")
+    monkeypatch.setenv("TRIOLET_CONFIG", str(presets))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    async with local_backend(monkeypatch) as backend:
+        assert [one.name for one in await backend.models()] == ["triolet-nano"]
+
+
+def test_a_preset_that_is_gone_on_with_brings_its_sampling_and_its_system_prompt() -> None:
+    state = ChatState(conversation=ChatHistory("Old."), defaults=SamplingParams(), sampling={"top_p": 0.5})
+    preset = Preset(name="poet", system="Answer in rhymes.", sampling={"temperature": 0.9})
+    said = take_settings(preset, state)
+    assert said == ("From the next message on with the preset's sampling and system prompt.",)
+    assert state.sampling == {"top_p": 0.5, "temperature": 0.9}
+    assert state.conversation.system == "Answer in rhymes."
+    assert take_settings(Preset(name="other", model="other"), state) == ()

@@ -47,6 +47,11 @@ def test_wide_characters_count_twice() -> None:
     assert Wrapping().feed("日本語", width=5) == "日本\n語"
 
 
+def test_a_tab_of_a_reply_goes_to_the_next_column_of_four_and_never_over_the_margin() -> None:
+    assert wrapped("if x:\n\ty\n\t\tz\nab\tc", width=40) == ["if x:", "    y", "        z", "ab  c"]
+    assert wrapped("abcdefgh\tx", width=11) == ["abcdefgh", "x"]
+
+
 @given(text=st.text(alphabet="ab \n", max_size=200), width=st.integers(4, 30), pieces=st.integers(1, 200))
 def test_wrapping_keeps_every_word_and_every_margin_however_the_text_is_cut(
     text: str, width: int, pieces: int

@@ -23,6 +23,7 @@ from trio.testing import MockClock
 from tests.actors.harness import fake_engine
 from tests.server.responses.websocket_client import ChatTokenizer, Client
 from triolet.cli import main, options
+from triolet.cli.models.chosen import SERVER_DEFAULTS
 from triolet.cli.serve import (
     FREED_BLOCKS,
     TRIM_INTERVAL_S,
@@ -52,7 +53,7 @@ def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:
 
 
 def test_a_servers_model_lives_in_a_process_of_its_own_unless_somebody_says_otherwise() -> None:
-    defaults = options.SERVER_DEFAULTS
+    defaults = SERVER_DEFAULTS
     assert options.engine_config({}, {}, defaults=defaults).runner == "process"
     assert options.engine_config({}, {"TRIOLET_RUNNER": "thread"}, defaults=defaults).runner == "thread"
     assert options.engine_config({"runner": "inline"}, {}, defaults=defaults).runner == "inline"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from pathlib import Path
 
@@ -230,6 +232,10 @@ def test_a_saved_chat_is_loaded_with_its_settings_and_replaces_the_present_one(
         ('{"triolet_chat": 1, "messages": [], "sampling": {"n": 3}}', "sampling parameters only; it sets n"),
         ("[" * 100_000, "must be a chat that /save wrote"),
         (
+            '{"triolet_chat": 1, "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}]}',
+            "must be a chat that /save wrote",
+        ),
+        (
             '{"triolet_chat": 1, "messages": [{"role": "system", "content": "\\ud800"}]}',
             "must be a chat that /save wrote",
         ),
@@ -248,6 +254,40 @@ def test_a_file_that_is_no_chat_is_neither_loaded_nor_overwritten(
     if content is not None and "sampling" not in content:
         assert slash.run(f"/save {path}", state).complaint is not None
         assert path.read_text() == content
+
+
+@pytest.mark.parametrize("line", ["/read {}", "/save {}", "/load {}"])
+def test_a_pipe_or_a_device_is_neither_read_nor_written(state: ChatState, tmp_path: Path, line: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        assert (
+            slash.run(line.format(path), state).complaint
+            == f"{path} must be a file; it is a pipe or a device"
+        )
+
+
+def test_a_file_that_is_too_long_to_be_sent_is_not_read_to_its_end(state: ChatState, tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    with path.open("wb") as file:
+        file.truncate(2**42)  # zeros that take no room on the disk, and would take all of the memory
+    rule = f"{path} must have at most 1,000,000 characters; it has more"
+    assert slash.run(f"/read {path}", state).complaint == rule
+
+
+def test_a_chat_that_cannot_be_saved_leaves_the_file_that_was_saved_before(
+    state: ChatState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chat.json"
+    slash.run(f"/save {path}", state)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    state.conversation.ask("three")
+    assert slash.run(f"/save {path}", state).complaint == f"{path} cannot be written; No space left on device"
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (before, ["chat.json"])
 
 
 @pytest.mark.parametrize("line", ["/read {}", "/save {}", "/load {}", "/system @{}"])

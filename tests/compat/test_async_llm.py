@@ -19,6 +19,7 @@ from triolet.compat import (
     AsyncLLMEngine,
     EngineDeadError,
     RequestManager,
+    RequestOutput,
     SamplingParams,
     StreamingRequest,
     stream_generate,
@@ -26,7 +27,13 @@ from triolet.compat import (
 from triolet.config.engine import EngineConfig
 from triolet.core.metrics.iteration_stats import IterationStats
 from triolet.core.request.request import FinishReason
-from triolet.errors import EngineClosed, InvalidRequest, RequestIdInUse, UnsupportedFeature
+from triolet.errors import (
+    EngineClosed,
+    InvalidRequest,
+    RequestIdInUse,
+    StreamMisused,
+    UnsupportedFeature,
+)
 
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
 LONG = SamplingParams(max_tokens=100, seed=1)
@@ -147,6 +154,23 @@ async def test_a_request_may_be_added_first_and_read_later(autojump_clock: MockC
         with pytest.raises(TypeError, match="request_id must be a string, got <class 'float'>"):
             await llm.add_request(3.5, PROMPT, SHORT)  # type: ignore[arg-type]
         assert len([output async for output in outputs]) == 4
+
+
+async def test_a_second_reader_is_refused_and_the_first_one_reads_on(autojump_clock: MockClock) -> None:
+    async with fake_engine() as native, AsyncLLM.around(native) as llm:
+        async with llm.generate([1, 2], SamplingParams(max_tokens=9, seed=3), "r") as outputs:
+            read: list[RequestOutput] = []
+
+            async def read_all() -> None:
+                async for output in outputs:
+                    read.append(output)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read_all)
+                await trio.sleep(STEP_S / 2)
+                with pytest.raises(StreamMisused, match="another task is waiting"):
+                    await anext(outputs)
+        assert read[-1].outputs[0].token_ids == answer_of([1, 2], 3, 9)
 
 
 async def test_what_was_added_and_never_read_ends_with_the_scope(autojump_clock: MockClock) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.actors.harness import answer_of, fake_engine
-from tests.bridge.harness import FastExecutor, no_thread_is_left
+from tests.bridge.harness import FastExecutor, engine_thread, no_thread_is_left
 from triolet import EngineConfig, SamplingParams
-from triolet.compat import AsyncEngineArgs, AsyncLLM
+from triolet.aio import engine_of_thread
+from triolet.compat import AsyncEngineArgs, AsyncLLM, StatLoggerBase
 from triolet.errors import EngineClosed, WrongEventLoop
 
 LONG = SamplingParams(max_tokens=200, seed=3)
@@ -141,5 +142,52 @@ def test_an_engine_that_is_forgotten_ends_its_thread() -> None:
         gc.collect()
         await asyncio.wrap_future(thread.ended)
         thread.finish()
+
+    asyncio.run(main())
+
+
+def test_an_engine_of_triolet_aio_is_wrapped_as_a_native_one_is() -> None:
+    async def main() -> None:
+        async with engine_of_thread(engine_thread(FastExecutor(step_s=0.002))) as opened:
+            async with AsyncLLM.around(opened) as engine:
+                assert await read(engine, "r") == answer_of([1, 2], 3, 30)
+                await engine.drain(5.0)
+            with pytest.raises(EngineClosed):
+                engine.generate([1], LONG)
+            assert opened.death is None  # it stays open
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_has_not_begun_is_drained_as_any_other() -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs())
+
+    async def main() -> None:
+        await engine.drain(5.0)
+        with pytest.raises(EngineClosed):
+            await read(engine, "r")
+        engine.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_logger_that_cannot_be_made_leaves_no_engine_at_its_first_use_either() -> None:
+    made: list[StatLoggerBase] = []
+
+    def once_refused(config: EngineConfig, index: int) -> StatLoggerBase:
+        made.append(StatLoggerBase(config, index))
+        if len(made) == 1:
+            raise OSError("no disk")
+        return made[-1]
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(), stat_loggers=[StatLoggerBase, once_refused])
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no disk"):
+            engine.generate([1], LONG)
+        assert not engine.is_running
+        assert await read(engine, "r") == answer_of([1, 2], 3, 30)
+        assert engine.stat_loggers["1"] is made[-1]
+        engine.shutdown()
 
     asyncio.run(main())

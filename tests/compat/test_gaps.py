@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from trio.testing import MockClock
 
 from tests.actors.harness import FakeExecutor, LetterTokenizer, fake_engine, model_info
@@ -17,6 +18,7 @@ from tests.compat.vllm_arguments import CONFIGURATIONS, VLLM_DEFAULTS
 from tests.core.fake_model import FakeModel
 from triolet import SamplingParams, compat
 from triolet.compat import (
+    LLM,
     AsyncEngineArgs,
     AsyncLLM,
     EngineArgs,
@@ -270,6 +272,46 @@ def test_the_tokenizer_has_what_transformers_has() -> None:
     assert (tokenizer.eos_token_id, len(tokenizer)) == (own.eos_token_id, len(own))
     assert tokenizer.convert_ids_to_tokens([5]) == own.convert_ids_to_tokens([5])
     assert tokenizer.encode("AB") == [0, 1]  # as the engine encodes
+
+
+CHAT = [{"role": "user", "content": "Hello?"}]
+OTHERS = [CHAT, [{"role": "user", "content": "Who are you?"}]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments", "options"),
+    [
+        ("encode", ("Hello, you",), {"add_special_tokens": False}),
+        ("encode", ("Hello, you", "and you"), {}),
+        ("encode", ("Hello, you",), {"truncation": True, "max_length": 2}),
+        ("decode", ([719, 5, 4],), {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}),
+        ("decode", ([[719, 5], [4]],), {}),
+        ("decode", (torch.tensor([719, 5]),), {}),
+        ("apply_chat_template", (CHAT,), {"tokenize": False}),
+        ("apply_chat_template", (CHAT, None), {"add_generation_prompt": True, "return_dict": False}),
+        ("apply_chat_template", (CHAT,), {"add_generation_prompt": True, "return_dict": True}),
+        ("apply_chat_template", (OTHERS,), {"tokenize": False, "add_generation_prompt": True}),
+        ("apply_chat_template", (OTHERS,), {"padding": True, "return_dict": True}),
+        ("apply_chat_template", (CHAT,), {"tokenize": False, "continue_final_message": True}),
+        (
+            "apply_chat_template",
+            (CHAT,),
+            {"tokenize": False, "chat_template": "{{ messages[0].content }}{{ mood }}", "mood": "!"},
+        ),
+    ],
+)
+def test_the_tokenizer_takes_the_calls_of_transformers(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    own: Any = AutoTokenizer.from_pretrained(str(PATH))
+    tokenizer = LLM(str(PATH), num_gpu_blocks_override=8).get_tokenizer()
+    found, expected = (getattr(one, name)(*arguments, **options) for one in (tokenizer, own))
+    if options.get("return_dict"):
+        found, expected = dict(found), dict(expected)
+    assert found == expected
 
 
 def test_a_second_request_of_an_id_is_what_either_version_of_vllm_raises() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.actors.harness import LetterTokenizer, answer_of, model_info
 from tests.core.fake_model import REPETITIVE, FakeModel
 from tests.source_tree import ROOT, SRC
-from triolet.compat import LLM, LLMEngine, LoRARequest, SamplingParams
+from triolet.compat import LLM, EngineCoreRequest, LLMEngine, LoRARequest, SamplingParams
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.core.output.outputs import RequestOutput
@@ -214,17 +214,6 @@ def test_the_prefix_cache_is_reset_when_no_request_is_there(engine: LLMEngine) -
     assert engine.statistics().kv_blocks_cached == 0
 
 
-def test_metrics_are_a_snapshot_or_a_typed_error(engine: LLMEngine) -> None:
-    engine.get_metrics()
-    engine.add_request("a", [1] * 20, seeded(1))
-    run(engine)
-    families = {family.name: family for family in engine.get_metrics()}
-    [sample] = [s for s in families["vllm:generation_tokens"].samples if s.name.endswith("_total")]
-    assert sample.value == 6
-    with pytest.raises(UnsupportedFeature, match="log_stats"):
-        make_engine(log_stats=False).get_metrics()
-
-
 WITHOUT_TRIO = """
 import sys
 
@@ -353,6 +342,29 @@ def test_an_interrupted_batch_leaves_nothing_behind(llm: LLM, runner: FakeRunner
         llm.generate(["A", "B"], seeded(1), use_tqdm=False)
     assert llm.llm_engine.statistics().num_requests_live == 0
     assert len(llm.generate(["A", "B"], seeded(1), use_tqdm=False)) == 2
+
+
+def test_a_batch_leaves_the_outputs_of_the_engines_other_requests_to_their_own_steps(
+    engine: LLMEngine,
+) -> None:
+    delta = seeded(3, 4, output_kind=RequestOutputKind.DELTA)
+    engine.add_request("theirs", [1, 2], delta)
+    engine.add_request("0", [3], delta)  # also the first id of the batch
+    [ours] = LLM(engine=engine).generate([[1]], seeded(3, 9), use_tqdm=False)
+    assert ours.outputs[0].token_ids == answer_of([1], 3, 9)
+    found = run(engine)
+    for name, prompt in {"theirs": [1, 2], "0": [3]}.items():
+        told = [token_id for output in found[name] for token_id in output.outputs[0].token_ids]
+        assert told == list(answer_of(prompt, 3, 4)) and found[name][-1].finished
+
+
+def test_a_prompt_that_brings_its_parameters_is_answered_with_them(llm: LLM) -> None:
+    own = EngineCoreRequest("theirs", [1, 2], sampling_params=seeded(3, 4))
+    [with_its_own, with_the_models] = llm.generate([own, [1, 2]], use_tqdm=False)
+    assert with_its_own.outputs[0].token_ids == answer_of([1, 2], 3, 4)
+    assert len(with_the_models.outputs[0].token_ids) == 16
+    [given] = llm.generate([own], seeded(3, 5), use_tqdm=False)
+    assert given.outputs[0].token_ids == answer_of([1, 2], 3, 5)
 
 
 # ---------------------------------------------------------------------------------------- engine arguments

@@ -12,15 +12,20 @@ from trio.testing import MockClock
 
 from tests.actors.harness import LetterTokenizer, fake_engine, model_info
 from tests.bridge.harness import FastExecutor, no_thread_is_left
-from tests.core.fake_model import FakeModel
+from tests.compat.test_llm_engine import make_engine, run, seeded
+from tests.core.fake_model import REPETITIVE, FakeModel
 from triolet.compat import (
     AsyncEngineArgs,
     AsyncLLM,
+    Counter,
     EngineArgs,
+    Gauge,
+    Histogram,
     LLMEngine,
     LoRARequest,
     SamplingParams,
     StatLoggerBase,
+    Vector,
 )
 from triolet.compat.generation import Generation
 from triolet.compat.operations.request_log import RequestLog
@@ -304,3 +309,21 @@ async def test_lora_requests_are_named_in_the_line(lines: Any, autojump_clock: M
         assert llm._log is not None
         llm._log.begin("r", "A", PARAMS, LoRARequest("style", 1, "/style"))
     assert "lora_name='style'" in lines()[0]
+
+
+def test_metrics_are_those_since_the_beginning_in_the_forms_of_vllm_or_a_typed_error() -> None:
+    engine = make_engine(speculative="ngram", num_speculative_tokens=3)
+    engine.add_request("a", [1, 2, 3] * 4, seeded(REPETITIVE, 40))
+    run(engine)
+    metrics = {metric.name.removeprefix("vllm:"): metric for metric in engine.get_metrics()}
+    tokens, drafts = metrics["generation_tokens"], metrics["spec_decode_num_drafts"]
+    accepted, by_place = (metrics[f"spec_decode_num_accepted_tokens{end}"] for end in ("", "_per_pos"))
+    assert isinstance(tokens, Counter) and (tokens.value, tokens.labels["engine"]) == (40, str(engine._index))
+    assert isinstance(drafts, Counter) and drafts.value > 0
+    assert isinstance(accepted, Counter) and isinstance(by_place, Vector)
+    assert len(by_place.values) == 3 and sum(by_place.values) == accepted.value > 0
+    assert isinstance(running := metrics["num_requests_running"], Gauge) and running.value == 0
+    first = metrics["time_to_first_token_seconds"]
+    assert isinstance(first, Histogram) and first.count == first.buckets["+Inf"] == 1 and first.sum > 0
+    with pytest.raises(UnsupportedFeature, match="log_stats"):
+        make_engine(log_stats=False).get_metrics()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 import pytest
@@ -193,3 +195,23 @@ def test_an_answer_that_is_only_the_end_has_the_length_of_its_prompt() -> None:
     beams.advance([choices({EOS: -3.0})])
     (only,) = beams.end()
     assert (only.output_token_ids, only.score(1.0)) == ((EOS,), -1.5)
+
+
+def test_a_search_keeps_no_more_answers_than_it_gives_and_the_same_as_if_it_kept_all() -> None:
+    rng = Random(7)
+    beams, ended = search(2, length_penalty=1.0), list[tuple[float, tuple[int, ...]]]()
+    for _ in range(30):
+        steps = [{token_id: -rng.random() for token_id in (EOS, 3, 4, 5)} for _ in beams.live]
+        ended += [
+            ((beam.cum_logprob + step[EOS]) / len(beam.tokens), beam.output_token_ids)
+            for beam, step in zip(beams.live, steps, strict=True)
+        ]
+        beams.advance([choices(step) for step in steps])
+    cut = [(beam.cum_logprob / len(beam.tokens), beam.output_token_ids) for beam in beams.live]
+    best = sorted([*ended, *cut], key=lambda answer: answer[0], reverse=True)[:2]
+    assert answers(beams.end()) == [token_ids for _, token_ids in best]
+    gc.collect()
+    kept = [
+        one for one in gc.get_objects() if isinstance(one, BeamSearchSequence) and one.tokens[:2] == (1, 2)
+    ]
+    assert len(kept) <= 2 + 2

@@ -644,7 +644,14 @@ def test_what_is_no_object_with_one_name_and_one_value_of_arguments_is_broken(te
 
 @pytest.mark.parametrize(
     ("text", "value", "string"),
-    [('"a"', "a", "a"), ("1", 1, None), ("{", None, None), ("[" * 100_000, None, None)],
+    [
+        ('"a"', "a", "a"),
+        ("1", 1, None),
+        ("{", None, None),
+        ("[" * 100_000, None, None),
+        ('{"a": NaN}', None, None),
+        ("[-Infinity]", None, None),
+    ],
 )
 def test_json_that_is_not_valid_is_none(text: str, value: object, string: str | None) -> None:
     assert (parsed(text), as_string(text)) == (value, string)

@@ -618,6 +618,48 @@ def test_required_asks_for_a_list_of_calls() -> None:
         assert read(plan.parser(), text, cuts) == call(0, "get_weather", '{"city": "Rome"}')
 
 
+ADVICE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string", "pattern": r"^(?=.*a)"}, "uniqueItems": True},
+        "not": {"type": "string", "pattern": r"^\\b[(]=", "not": {"const": "a"}},
+        "size": {"oneOf": [{"type": "number"}, {"const": 1}], "default": {"not": 1}},
+    },
+    "if": {"required": ["tags"]},
+    "then": {"required": ["size"]},
+}
+KEPT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "not": {"type": "string", "pattern": r"^\\b[(]="},
+        "size": {"anyOf": [{"type": "number"}, {"const": 1}], "default": {"not": 1}},
+    },
+}
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+@pytest.mark.parametrize("tool_parser", [None, "gpt_oss"])
+def test_a_forced_call_is_bound_to_what_a_grammar_can_hold_of_a_schema_unless_the_tool_is_strict(
+    tool_parser: str | None, strict: bool | None
+) -> None:
+    tool = {"type": "function", "name": "f", "parameters": ADVICE, "strict": strict}
+    bound = ADVICE if strict else KEPT
+    for choice in ("required", {"type": "function", "name": "f"}):
+        plan = plan_tools([tool], choice, tool_parser=tool_parser)
+        assert plan.template_tools is not None
+        assert plan.template_tools[0]["function"]["parameters"] == ADVICE
+        form = plan.structured_outputs
+        assert form is not None
+        schema = json.loads(form.json or form.tool_calls or "")
+        if tool_parser is not None:
+            assert schema["tools"] == [{"name": "f", "parameters": bound}]
+        elif choice == "required":
+            assert schema["items"]["anyOf"][0]["properties"]["parameters"] == bound
+        else:
+            assert schema == bound
+
+
 @pytest.mark.parametrize(
     ("reference", "moved"),
     [

@@ -243,7 +243,7 @@ def test_a_folder_that_wants_what_is_not_done_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["GPTNeoXModel", pytest.param("PhiForSequenceClassification", marks=pytest.mark.slow)]
+    "name", ["OlmoModel", pytest.param("PersimmonForSequenceClassification", marks=pytest.mark.slow)]
 )
 async def test_a_decoder_of_transformers_is_not_taken_for_an_encoder(name: str, tmp_path: Path) -> None:
     model_class = getattr(transformers, name)

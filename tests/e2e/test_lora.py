@@ -168,6 +168,31 @@ async def test_an_adapter_of_a_projection_that_gives_keys_and_values_changes_bot
     assert is_greedy_answer(merged(base, adapter, tmp_path / "merged"), PROMPTS[0], found)
 
 
+NEOX = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+PHI = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2")
+
+
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        ("gpt-neox", [f"gpt_neox.layers.{layer}.{name}" for layer in range(3) for name in NEOX]),
+        ("phi", [*every_layer(PHI), "lm_head"]),
+    ],
+)
+@pytest.mark.parametrize("decoder", ["C++", "torch"])
+async def test_an_adapter_of_rows_that_lie_head_by_head_and_one_of_a_head_with_a_bias_answer_as_merged(
+    family: str, modules: list[str], decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if decoder == "torch":
+        monkeypatch.setattr(plan, "library", lambda: None)
+    base = make_model(family, tmp_path / family)
+    adapter = make_adapter(base, tmp_path / "adapter", modules, rank=8, alpha=4, seed=1)
+    async with open_engine(base, max_model_len=128) as engine:
+        found = await answer(engine, PROMPTS[0], lora([adapter], 1))
+        assert found != await answer(engine, PROMPTS[0], None)
+    assert is_greedy_answer(merged(base, adapter, tmp_path / "merged"), PROMPTS[0], found)
+
+
 @pytest.mark.slow
 async def test_sixteen_streams_with_four_adapters_and_none_survive_a_kill_token_for_token(
     base: Path, adapters: list[Path]

@@ -23,7 +23,7 @@ NUM_REQUESTS = 16
 
 FALLBACK_FAMILIES: dict[str, dict[str, Any]] = {
     "Olmo": {"num_key_value_heads": 2},
-    "Apertus": {"num_key_value_heads": 2},
+    "Persimmon": {},
 }
 
 

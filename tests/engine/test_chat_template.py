@@ -93,6 +93,16 @@ async def test_what_is_no_template_is_refused_by_name_when_the_engine_opens(
     assert (caught.value.field, caught.value.got) == ("chat_template", given)
 
 
+async def test_a_wrong_template_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "no_such_model")
+    for given in ("no/such.jinja", "{{ messages"):
+        with pytest.raises(ConfigError, match=r"^chat_template must be"):
+            async with opened(Path(nowhere), chat_template=given):
+                pass
+        with pytest.raises(ConfigError, match=r"^chat_template must be"):
+            LLM(nowhere, chat_template=given)
+
+
 async def test_a_model_without_a_tokenizer_takes_no_chat_template(tmp_path: Path) -> None:
     make_model("llama-plain", tmp_path / "bare")
     with pytest.raises(ConfigError, match=r"^chat_template must be left out for a model without a tokenizer"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.model.paged import PagedDriver
 from tests.model.tiny import change_json, make_model
@@ -80,6 +82,45 @@ def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+        ("ernie4.5-moe", {"use_bias": True}),
+    ],
+)
+def test_a_config_that_the_native_decoder_does_not_take_is_left_to_transformers(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    assert load_model(str(make_model(family, tmp_path / "own"))).model.spec.backend == "native"
+    assert (
+        load_model(str(make_model(family, tmp_path / "other", **fields))).model.spec.backend == "transformers"
+    )
+
+
+def test_a_head_is_found_under_its_older_and_its_newer_name(tmp_path: Path) -> None:
+    folder = make_model("gpt-neox", tmp_path)
+    logits = PagedDriver(load_model(str(folder)).model).once([3, 1, 4])
+    tensors = load_file(folder / "model.safetensors")
+    [name] = {"embed_out.weight", "lm_head.weight"} & tensors.keys()
+    other = {"embed_out.weight": "lm_head.weight", "lm_head.weight": "embed_out.weight"}[name]
+    tensors[other] = tensors.pop(name)
+    save_file(tensors, folder / "model.safetensors")
+    assert PagedDriver(load_model(str(folder)).model).once([3, 1, 4]).equal(logits)
+
+
+def test_an_activation_without_the_numbers_that_are_the_same_everywhere_has_them_all_the_same(
+    tmp_path: Path,
+) -> None:
+    folder = make_model("apertus", tmp_path)
+    logits = PagedDriver(load_model(str(folder)).model).once([3, 1, 4])
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: each for name, each in tensors.items() if not name.endswith((".beta", ".eps"))}
+    assert len(kept) == len(tensors) - 2 * 3
+    save_file(kept, folder / "model.safetensors")
+    assert PagedDriver(load_model(str(folder)).model).once([3, 1, 4]).equal(logits)
 
 
 # ------------------------------------------------------------------------------- what cannot be loaded

@@ -48,6 +48,7 @@ _LONGROPE = {
     "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
     "partial_rotary_factor": 0.75,
 }
+_ALPHA_ROPE = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}
 _GEMMA4 = {
     "num_hidden_layers": 6,
@@ -119,6 +120,14 @@ _DELTA_NET = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
+}
+
+_OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
 }
 
 # Class of the model, class of its config, and what sets it apart. Sliding windows are shorter than the tests'
@@ -235,6 +244,51 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "n_positions": 256,
             "scale_attn_by_inverse_layer_idx": True,
         },
+    ),
+    "opt": ("OPTForCausalLM", "OPTConfig", {**_OPT, "word_embed_proj_dim": 64}),
+    "opt-unbiased": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {**_OPT, "enable_bias": False, "tie_word_embeddings": False},
+    ),
+    "gpt-neox": (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**_SIZES, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    ),
+    "gpt-neox-serial": (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {
+            **_SIZES,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi": ("PhiForCausalLM", "PhiConfig", {**_SIZES, "num_key_value_heads": None}),
+    "phi-normed": (
+        "PhiForCausalLM",
+        "PhiConfig",
+        {**_SIZES, "qk_layernorm": True, "tie_word_embeddings": True},
+    ),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", {**_SIZES, "use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        "StableLmConfig",
+        {
+            **_SIZES,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "rope_parameters": {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", {**_SIZES, "logit_scale": 0.25}),
+    "cohere-normed": (
+        "CohereForCausalLM",
+        "CohereConfig",
+        {**_SIZES, "use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5},
     ),
     "granite": (
         "GraniteForCausalLM",
@@ -589,6 +643,78 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CwmConfig",
         # This config takes no None.
         {**_SIZES, "sliding_window": 9, "rope_parameters": _LLAMA3_ROPE, "bos_token_id": 0},
+    ),
+    "apertus": ("ApertusForCausalLM", "ApertusConfig", {**_SIZES, "rope_parameters": _LLAMA3_ROPE}),
+    "apertus-biased": (
+        "ApertusForCausalLM",
+        "ApertusConfig",
+        {**_SIZES, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True},
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1ForCausalLM",
+        "HunYuanDenseV1Config",
+        {**_SIZES, "head_dim": 32, "rope_parameters": _ALPHA_ROPE},
+    ),
+    "hunyuan-biased": (
+        "HunYuanDenseV1ForCausalLM",
+        "HunYuanDenseV1Config",
+        {**_SIZES, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1ForCausalLM",
+        "HunYuanMoEV1Config",
+        {**_SIZES, "head_dim": 32, "num_experts": 6, "moe_topk": [2, 1, 3], "rope_parameters": _ALPHA_ROPE},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        {**_SIZES, "head_dim": 32, "rotary_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "ernie4.5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        {**_SIZES, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 48},
+    ),
+    "ernie4.5-moe-sparse": (
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "solar-open": (
+        "SolarOpenForCausalLM",
+        "SolarOpenConfig",
+        {
+            **{name: size for name, size in _SIZES.items() if name != "intermediate_size"},
+            "head_dim": 32,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 48,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "exaone-moe": (
+        "ExaoneMoeForCausalLM",
+        "ExaoneMoeConfig",
+        {
+            **_SIZES,
+            "sliding_window": 10,
+            "sliding_window_pattern": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+        },
     ),
     "gpt-oss": (
         "GptOssForCausalLM",

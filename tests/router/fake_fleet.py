@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 import h11
@@ -202,10 +205,13 @@ class FakeFleet:
     engines: list[FakeEngine]
     router: Router
     nursery: trio.Nursery
+    has_descriptors: bool = True  # False while this machine has none for another connection
 
     async def connect(self, address: ServerAddress) -> trio.abc.Stream:
         """Connect to an engine."""
         await trio.lowlevel.checkpoint()
+        if not self.has_descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         engine = self.engines[address.port - 1]
         if not engine.is_there:
             raise OSError("nothing is there")
@@ -266,7 +272,8 @@ class FakeFleet:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": unquote(path),
+            "raw_path": path.encode(),
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in named.items()],
             "client": (client, 1),

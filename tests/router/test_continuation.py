@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.continuation import Continuation, Diverged, SentEvents
+from triolet.router.continuation import (
+    MAX_PIECES,
+    Continuation,
+    Diverged,
+    ExpectedText,
+    SentEvents,
+    SentText,
+)
 
 Event = dict[str, Any]
 REASONING, ANSWER, ARGUMENTS = (
@@ -285,3 +292,29 @@ def test_chunks_with_another_text_are_not_continued() -> None:
     other = {"id": "b", "created": 2, "choices": [{"index": 0, "text": "Hello you", "finish_reason": None}]}
     with pytest.raises(Diverged, match="'Hello you' where 'Hello there'"):
         ChunkContinuation(sent).follow(other)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_chunks_that_end_before_all_that_was_sent_has_come_again_are_not_continued(is_chat: bool) -> None:
+    def chunk(name: str, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        part: dict[str, Any] = {"delta": {"content": text}} if is_chat else {"text": text}
+        return {"id": name, "created": 1, "choices": [{"index": 0, "finish_reason": finish_reason, **part}]}
+
+    sent = SentChunks()
+    sent.note(chunk("a", "Hello there"))
+    continuation = ChunkContinuation(sent)
+    assert continuation.follow(chunk("b", "Hel")) is None
+    with pytest.raises(Diverged, match="it ends where ' there' was sent"):
+        continuation.follow(chunk("b", "lo", "stop"))
+
+
+def test_a_text_of_many_pieces_comes_again_as_it_was_sent() -> None:
+    pieces = [f"{number} " for number in range(5 * MAX_PIECES + 3)]
+    text = SentText()
+    for piece in pieces:
+        text.add(piece)
+    assert text.whole() == "".join(pieces)
+    expected = ExpectedText(text.whole())
+    assert [expected.rest_of(piece) for piece in pieces] == [""] * len(pieces)
+    assert expected.is_here
+    assert expected.rest_of("new") == "new"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.router.fake_fleet import (
 from triolet.client.address import ServerAddress
 from triolet.client.http import request
 from triolet.config.server import GatewayConfig
+from triolet.router.client_request import RoutedPrompt
+from triolet.router.http import _Follower, _target_of
 from triolet.router.service import Router
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
@@ -71,7 +74,7 @@ async def test_a_response_over_http_is_found_at_its_engine_while_the_others_have
                 )
                 payload["previous_response_id"] = response_id
             # Prompts that wait elsewhere: the engine of the response is not the next to be chosen.
-            fleet.router.engines.place(f"other {number}", f"{number} other " * 500)
+            fleet.router.engines.place(f"other {number}", RoutedPrompt.of(f"{number} other " * 500))
             got = await fleet.ask("GET", f"/v1/responses/{response_id}")
             again = await fleet.ask("POST", "/v1/responses", {"previous_response_id": response_id})
             assert (got.status, again.status) == (200, 200)
@@ -421,3 +424,28 @@ async def test_a_router_counts_the_connections_that_it_listens_for() -> None:
             lines = (await answer.body()).decode().splitlines()
         nursery.cancel_scope.cancel()
     assert "triolet:router_open_http_connections 1.0" in lines
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models/a%20b", "/v1/models/%C3%BC", "/v1/models/a%3Fb", "/v1/models/a%2Fb"]
+)
+async def test_a_path_comes_to_the_engine_as_the_client_has_written_it(
+    path: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_fleet(monkeypatch, engine := FakeEngine()) as fleet:
+        got = await fleet.ask("GET", f"{path}?x=%20")
+        assert (got.status, engine.asked[-1].target) == (200, f"{path}?x=%20")
+
+
+def test_a_path_whose_encoding_a_server_does_not_tell_is_encoded_anew() -> None:
+    assert _target_of({"path": "/v1/models/ü b", "query_string": b"x=1"}) == "/v1/models/%C3%BC%20b?x=1"
+
+
+def test_an_event_that_comes_in_many_pieces_costs_no_more_than_its_length() -> None:
+    event = sse({"type": "response.in_progress", "sequence_number": 0, "text": "x" * 2**23})
+    follower, passed_on = _Follower(has_chunks=False), b""
+    began_s = time.process_time()
+    for start in range(0, len(event), 1024):
+        passed_on += follower.follow(event[start : start + 1024])
+    assert passed_on == event
+    assert time.process_time() - began_s < 3  # where each piece has the whole looked at, it is a minute

@@ -34,6 +34,7 @@ from triolet.structured_outputs.ascii_regex import ascii_classes
         (r"[-\d-]", "[-0-9-]"),
         (r"[\x2b-\x2d\d]", r"[\x2b-\x2d0-9]"),
         (r"\n\x41\p{L}\.", r"\n\x41\p{L}\."),
+        (r"[[:alpha:]_]", r"[[:alpha:]_]"),
         ("", ""),
     ],
 )

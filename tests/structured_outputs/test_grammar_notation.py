@@ -20,6 +20,12 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
         'start   ::= "b"\n  root ::= "a" start # start: "c"',
         'root ::= start-0 start\nstart-0 ::= "a"\nstart ::= start_1\nstart_1 ::= "b"',
         '\n# x\nroot ::= (\n  "a"\n) [b]',
+        'root ::= a-b a_b\na-b ::= "a"\na_b ::= "b"',
+        'root ::= A a\nA ::= "a"\na ::= "b"',
+        'root ::= x X_1 x_1 x-1\nx ::= "a"\nX_1 ::= "b"\nx_1 ::= ""\nx-1 ::= ""',
+        'root ::=\n    "a" # c "d"\n\n  # | "e"\n    "b"\n',
+        'root ::= "x"\n  "y"\n  # or\n  | rest\n\trest ::= "ab"',
+        'root ::= [a]{1}\n  "b"{1,1}\n',
     ],
 )
 def test_a_grammar_with_a_rule_of_gbnf_is_gbnf_and_any_other_is_lark(grammar: str) -> None:

@@ -1,4 +1,4 @@
-"""Changes of JSON schemas: closed objects, and formats that are no constraint."""
+"""Changes of JSON schemas: closed objects, formats that are no constraint, and what llguidance reads otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from tests.structured_outputs.vocabularies import follows
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.structured_outputs.json_schema import forbid_additional_properties
+from triolet.structured_outputs.compiler import InvalidGrammar
+from triolet.structured_outputs.json_schema import forbid_additional_properties, known_to_llguidance
 
 FORMS: dict[str, Any] = {
     "itself": ({"type": "string"}, "{}"),
@@ -85,3 +86,169 @@ def test_any_schema_object_is_closed_and_nothing_else() -> None:
     assert shut["$defs"]["open"]["additionalProperties"] is True
     assert shut["anyOf"] == [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "string"}]
     assert "additionalProperties" not in schema
+
+
+@pytest.mark.parametrize("place", ["components", "x-shared"])
+def test_a_schema_is_prepared_wherever_a_reference_finds_it(place: str) -> None:
+    pet = {
+        "type": "object",
+        "properties": {"key": {"type": "string", "format": "password"}},
+        "required": ["key"],
+    }
+    form = StructuredOutputsParams(json={place: {"schemas": {"Pet": pet}}, "$ref": f"#/{place}/schemas/Pet"})
+    assert follows(form, '{"key":"x"}')
+    assert not follows(form, '{"key":1}')
+
+
+def test_what_is_data_stays_as_it_is() -> None:
+    data = {"format": "password", "pattern": '[^"]', "oneOf": [{"$ref": "#"}], "maximum": 1e30}
+    for schema in ({"const": data}, {"enum": [data]}):
+        assert known_to_llguidance(schema) == schema
+    by_name = {"properties": {"const": {"type": "string", "format": "password"}}}
+    assert known_to_llguidance(by_name) == {"properties": {"const": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("kind", ["number", "integer"])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"minimum": -9.223372036854776e18, "maximum": 9.223372036854776e18},
+        {"minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+        {"exclusiveMinimum": -1.7976931348623157e308, "exclusiveMaximum": 1.7976931348623157e308},
+    ],
+    ids=["int64", "floats of int64", "float32", "float64"],
+)
+def test_bounds_of_64_bits_and_more_are_held_to(kind: str, bounds: dict[str, float]) -> None:
+    form = StructuredOutputsParams(json={"type": kind, **bounds})
+    for right in ("0", "-1000000000000", str(2**62)):
+        assert follows(form, right)
+    assert follows(form, "0.5") == (kind == "number")
+    assert not follows(form, f"{max(bounds.values()):.0f}0")
+
+
+def test_an_upper_bound_of_whole_numbers_is_exact_up_to_64_bits() -> None:
+    form = StructuredOutputsParams(json={"type": "integer", "minimum": 0, "maximum": 2**63 - 1})
+    assert follows(form, str(2**63 - 1))
+    assert not follows(form, str(2**63))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        ('^[^"]+$', "ab", ['a"b', '"']),
+        (r"^[^\\]+$", "ab", ["a\\b"]),
+        (r'^[^\\/:*?"<>|]+$', "notes.txt", ['a"b', "a\\b", "a/b", ""]),
+        (r'^[^"\n]+$', "ab", ['a"', "a\nb"]),
+        (r"^[\x00-\x21\x23-\x7f]+$", "ab", ['a"b', "é"]),
+        (r'^([^"]|ab)+$', "ab", ['"']),
+        (r"^[^[\]]+$", "ab", ["a[", "]"]),
+        (r"^[&~\w[]+$", "a&~[", ["-", "]"]),
+        (r"^[[:alpha:]]+$", "ab", ["1"]),
+    ],
+)
+def test_a_class_of_a_pattern_leaves_out_what_it_says_between_quotes_too(
+    pattern: str, right: str, wrong: list[str]
+) -> None:
+    form = StructuredOutputsParams(json={"type": "string", "pattern": pattern})
+    assert follows(form, json.dumps(right))
+    for text in wrong:
+        assert not follows(form, json.dumps(text))
+
+
+def tagged(tag: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"type": {"const": tag}}, "required": ["type"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (
+            {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]},
+            ["null", '{"type":"a"}'],
+            ["1", '{"type":"b"}'],
+        ),
+        (
+            {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+            ['{"type":"a"}', '{"type":"b"}'],
+            ['{"type":"c"}', "null"],
+        ),
+        (
+            {
+                "anyOf": [{"type": "null"}, {"type": "object"}],
+                "oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}],
+            },
+            ['{"type":"a"}', "null"],
+            ['{"type":"b"}'],
+        ),
+        (
+            {"type": "array", "items": {"oneOf": [{"$ref": "#/$defs/b"}, {"type": "string"}]}},
+            ['[{"type":"b"},"x"]'],
+            ["[1]"],
+        ),
+    ],
+)
+def test_one_of_schemas_behind_references_that_exclude_each_other_is_taken(
+    schema: Any, right: list[str], wrong: list[str]
+) -> None:
+    form = StructuredOutputsParams(json={**schema, "$defs": {"a": tagged("a"), "b": tagged("b")}})
+    assert all(follows(form, text) for text in right)
+    assert not any(follows(form, text) for text in wrong)
+
+
+def test_one_of_schemas_that_may_both_hold_is_refused() -> None:
+    both = {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "object"}], "$defs": {"a": tagged("a")}}
+    with pytest.raises(InvalidGrammar, match="exclude each other"):
+        follows(StructuredOutputsParams(json=both), "{}")
+
+
+def test_a_reference_through_one_of_still_finds_its_place() -> None:
+    schema = {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "object", "properties": {"a": {"$ref": "#/oneOf/0"}}, "required": ["a"]},
+        ]
+    }
+    form = StructuredOutputsParams(json=schema)
+    assert follows(form, '{"a":"x"}')
+    assert not follows(form, '{"a":1}')
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("end", ["inclusive", "exclusive"])
+@pytest.mark.parametrize("bound", [0.05, 0.5, 1, 20])
+def test_zero_is_left_out_where_a_bound_excludes_it(sign: int, end: str, bound: float) -> None:
+    kinds = ("Minimum", "Maximum") if sign > 0 else ("Maximum", "Minimum")
+    other = f"exclusive{kinds[1]}" if end == "exclusive" else kinds[1].lower()
+    schema = {"type": "number", f"exclusive{kinds[0]}": 0, other: sign * bound}
+    form = StructuredOutputsParams(json=schema)
+    for text in ("0", "-0", "0.0", "-0.0"):
+        assert not follows(form, text)
+    for number in (0.001, 0.049):
+        assert follows(form, str(sign * number))
+    assert follows(form, str(sign * bound)) == (end == "inclusive")
+    assert not follows(form, str(-sign * 0.001))
+
+
+def test_a_lower_bound_beside_an_excluded_zero_is_held_to() -> None:
+    form = StructuredOutputsParams(json={"minimum": 0.25, "exclusiveMinimum": 0, "maximum": 0.5})
+    assert follows(form, "0.3")
+    assert not follows(form, "0.2")
+
+
+@pytest.mark.parametrize(
+    "number", [2**53 + 1, -(2**53) - 1, 1234567890123456789, -(2**63), -9.223372036854775808e18]
+)
+@pytest.mark.parametrize(
+    "form", ['{"const": %s}', '{"enum": [1, %s]}', '{"const": {"a": [%s]}}', '{"items": {"enum": [[%s]]}}']
+)
+def test_a_constant_that_would_become_another_number_is_refused(form: str, number: float) -> None:
+    with pytest.raises(InvalidGrammar, match=r"must hold whole numbers of at most 2\*\*53, got "):
+        follows(StructuredOutputsParams(json=form % number), "1")
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 0.1, -1e19])
+def test_a_constant_that_stays_the_same_number_is_taken(number: float) -> None:
+    form = StructuredOutputsParams(json={"enum": [number]})
+    assert follows(form, f"{number:.0f}" if abs(number) > 1 else str(number))
+    assert not follows(form, "1")

@@ -259,6 +259,36 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
         assert "".join(event.text for event in events if isinstance(event, TextPiece)) in ("", "ab")
 
 
+@pytest.mark.parametrize("tool_parser", [None, "gpt_oss"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": True, "contains": {"const": 1}, "minContains": 1},
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "dependentRequired": {"a": ["b"]}},
+        {"type": "object", "unevaluatedProperties": False, "dependentSchemas": {"a": {}}, "dependencies": {}},
+        {"not": {"type": "null"}, "if": {"type": "string"}, "then": {"minLength": 1}, "else": {}},
+        {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+        *({"type": "string", "pattern": one} for one in ("^(?!a)", "(?<=a)b", r"\bfoo\B", r"(a)\1")),
+    ],
+)
+def test_a_forced_call_of_a_tool_that_is_not_strict_may_have_any_keyword_in_its_schema(
+    tool_parser: str | None, choice: Any, schema: Any
+) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    tools = [{"type": "function", "name": "f", "parameters": parameters}]
+    voc = tokens(vocabulary("text"))
+    strict = [{**tools[0], "strict": True}]
+    advised, bound = (
+        plan_tools(one, choice, tool_parser=tool_parser).structured_outputs for one in (tools, strict)
+    )
+    assert advised is not None
+    assert bound is not None
+    Grammar(voc, advised)
+    with pytest.raises(InvalidGrammar):
+        Grammar(voc, bound)
+
+
 def test_a_schema_that_can_not_be_compiled_is_refused() -> None:
     tools = [{"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["x"]}}}]
     with pytest.raises(InvalidGrammar, match="not"):

@@ -36,6 +36,12 @@ async def test_each_request_gets_its_answer_in_the_order_of_arrival_and_the_last
     assert model.prompts == ["a", "b", "c"]
 
 
+async def test_a_later_request_of_the_same_id_has_the_next_answer() -> None:
+    async with open_fake_engine(["one", "two", "three"]) as engine:
+        told = [await engine.complete(prompt, LONG, request_id="mine") for prompt in ("a", "a", "b")]
+    assert [output.text for output in told] == ["one", "two", "three"]
+
+
 async def test_a_function_sees_the_prompt_behind_the_chat_template() -> None:
     def answer(prompt: str) -> str:
         if "weather" not in prompt:

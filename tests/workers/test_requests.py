@@ -17,7 +17,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult, StepRunner
 from triolet.ipc.messages import REQUESTS, Halt, Ping, Pong, PrepareAdapter, Request
 from triolet.workers import runner
-from triolet.workers.runner import READ_BYTES, SHORT_BYTES, FdTransport
+from triolet.workers.runner import LONG_BYTES, READ_BYTES, SHORT_BYTES, FdTransport
 
 
 @pytest.fixture
@@ -59,6 +59,25 @@ def test_short_requests_are_read_into_little_memory_and_long_ones_in_few_reads(
     assert next(requests) == exact  # without a wait for more
     os.close(writing)
     assert list(requests) == []
+
+
+def test_a_long_request_is_read_in_few_reads_of_bounded_memory(
+    ends: tuple[FdTransport, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = PrepareAdapter("x" * 2**22, "digest", False)
+    (transport, writing), sizes, frame = ends, list[int](), bytearray(REQUESTS.pack(request))
+
+    def read(fd: int, num_bytes: int) -> bytes:
+        sizes.append(num_bytes)
+        data = bytes(frame[:num_bytes])
+        del frame[:num_bytes]
+        return data
+
+    os.write(writing, b"readable")
+    monkeypatch.setattr(os, "read", read)
+    assert next(transport.requests()) == request
+    monkeypatch.undo()
+    assert max(sizes) == LONG_BYTES and len(sizes) == 6  # 4 MiB
 
 
 @attrs.define(eq=False)

@@ -30,6 +30,7 @@ from typing import NoReturn
 import attrs
 import trio
 
+from triolet.actors.executors.child_process import worker_environment
 from triolet.actors.executors.grammar.compiler_turns import CompilerTurns
 from triolet.actors.executors.grammar.fd_passing import has_hung_up, send_fd, wait_for_room
 from triolet.actors.executors.grammar.grammars import (
@@ -492,7 +493,7 @@ def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         pass_fds=[connection.fileno()],
         start_new_session=True,  # which the program gives a low priority, also beside the model's session
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=worker_environment(),
     )
 
 

@@ -185,8 +185,9 @@ class Agent:
             async with self._process(there, command) as process, trio.SocketStream(here) as end:
                 there.close()  # only the process has it now, and its end is the process's
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_until, _pass_on(stream, end), nursery.cancel_scope)
-                    nursery.start_soon(_until, _pass_on(end, stream), nursery.cancel_scope)
+                    scope = nursery.cancel_scope
+                    nursery.start_soon(_until, _pass_on(stream, _ProcessEnd(end, scope)), scope)
+                    nursery.start_soon(_until, _pass_on(end, stream), scope)
                 end.socket.close()  # which ends a process that lives, as the end of the connection does
                 last = await process.last_message()
                 with (
@@ -267,7 +268,28 @@ async def _end_of(sock: trio.socket.SocketType) -> None:
         await trio.lowlevel.wait_readable(end.fileno())
 
 
-async def _pass_on(source: trio.abc.Stream, sink: trio.abc.Stream) -> None:
+@attrs.frozen
+class _ProcessEnd:
+    """End of a connection to a process, to be written to.
+
+    Args:
+        stream: the connection.
+        scope: of all that goes on between the process and the engine.
+    """
+
+    stream: trio.abc.Stream
+    scope: trio.CancelScope
+
+    async def send_all(self, data: bytes | bytearray) -> None:
+        """Send, until the process ends: from then on, let what it has sent last get to the engine."""
+        try:
+            await self.stream.send_all(data)
+        except trio.BrokenResourceError:
+            self.scope.deadline = trio.current_time() + GRACE_S
+            await trio.sleep_forever()  # until the other direction has come to its end
+
+
+async def _pass_on(source: trio.abc.Stream, sink: trio.abc.Stream | _ProcessEnd) -> None:
     while data := await source.receive_some(READ_BYTES):
         await sink.send_all(data)
 

@@ -47,7 +47,7 @@ class StreamFrameWriter(FrameWriter):
         await self._stream.send_all(data)
         del self._rest[: len(data)]
 
-    def _write(self, data: bytes | bytearray) -> int:
+    def _write(self, data: bytes | memoryview) -> int:
         self._is_broken = self._sink.fileno() < 0
         return 0
 
@@ -170,8 +170,8 @@ class WorkerLink(RunnerConnection):
 
     async def _receive(self) -> bytes:
         if self._is_plain:
-            return await receive_when_ready(self._socket)
-        return bytes(await self._stream.receive_some(READ_BYTES))
+            return await receive_when_ready(self._socket, self._reader.num_missing)
+        return bytes(await self._stream.receive_some(READ_BYTES))  # a record of TLS is shorter
 
     def _kill(self) -> None:
         self._socket.close()

@@ -42,6 +42,7 @@ class RemoteStream(Generic[S, T]):
         self._thread, self._open_stream, self._notify = thread, open_stream, notify
         self._scope, self._room = trio.CancelScope(), trio.Event()
         self._waits_for_room = False
+        self._was_left = False  # by its reader
         self._items: deque[T] = deque()
         self.source: S | None = None  # the stream itself, while it is open
         self.error: BaseException | None = None  # error of entering or reading it
@@ -54,6 +55,7 @@ class RemoteStream(Generic[S, T]):
 
     def leave(self) -> None:
         """Leave the stream's scope; `is_closed` tells when that is done. Harmless when repeated."""
+        self._was_left = True
         if not self._thread.soon(self._scope.cancel):
             self.is_closed = True
 
@@ -105,9 +107,9 @@ class RemoteStream(Generic[S, T]):
             self._waits_for_room = False
 
     def _refuse(self) -> None:
-        self._end(EngineClosed(SCOPE_ENDED))
+        self._end(None if self._was_left else EngineClosed(SCOPE_ENDED))
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: Exception | None) -> None:
         # The end of the stream's items is told first, whatever happens to its scope afterwards.
         if not self.is_over:
             self.error, self.is_over = error, True

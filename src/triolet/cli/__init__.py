@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,6 +31,21 @@ if TYPE_CHECKING:
     from triolet.server.models.host import FurtherModel
 
 
+# Commands of ollama, llama.cpp and vLLM, and what they are here.
+ELSEWHERE: Final = {
+    "run": "triolet chat MODEL is a conversation, and triolet chat MODEL -q TEXT one answer",
+    "create": "a preset is a model with settings of your own; triolet config says where they are",
+    "ls": "triolet list shows the models of this machine",
+    "models": "triolet list shows the models of this machine",
+    "delete": "triolet rm deletes a model",
+    "remove": "triolet rm deletes a model",
+    "download": "triolet pull fetches a model",
+    "server": "triolet serve is the server",
+    "complete": "triolet generate continues a prompt",
+    "collect-env": "triolet doctor looks at this machine",
+}
+
+
 class CommandGroup(click.Group):
     """Group of commands that report every exception in one line."""
 
@@ -40,7 +55,12 @@ class CommandGroup(click.Group):
         # `bench` has a MODEL, so it cannot be a group: "bench serve" is a name of two words.
         if len(args) > 1 and " ".join(args[:2]) in self.commands:
             args = [" ".join(args[:2]), *args[2:]]
-        return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if (hint := ELSEWHERE.get(args[0])) is None:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}: {hint}", error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -96,8 +116,11 @@ def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: En
 @click.option(
     "-q",
     "--question",
+    "questions",
     metavar="TEXT",
-    help="Answer this and leave; - reads the question from stdin. Only the reply is printed.",
+    multiple=True,
+    help="Answer this and leave; - reads stdin. Given several times, the texts are one question. Only the reply is "
+    "printed.",
 )
 @click.option("--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file.")
 @click.option(
@@ -120,7 +143,7 @@ def generate(prompt: str, as_json: bool, sampling: Mapping[str, Any], config: En
 @options.sampling_options
 @options.engine_options
 def chat(
-    question: str | None,
+    questions: tuple[str, ...],
     system: str | None,
     stats: bool | None,
     form: str | None,
@@ -138,17 +161,20 @@ def chat(
     system = options.text_or_file(system, "--system")
     if json_events and address is None:
         raise click.UsageError("--json-events prints the events of a server; --url names one")
-    if question is None and not at_a_terminal():
-        question = "-"
-    if question is not None:
-        question = options.text_or_stdin(question, "--question").strip()
-        if not question:
-            raise click.UsageError("the question must not be empty")
+    if not questions and not at_a_terminal():
+        questions = ("-",)
+    question = options.joined_texts(questions, "--question") if questions else None
+    if question == "":
+        raise click.UsageError("the question must not be empty")
     from triolet.cli.chat import ChatOptions, answer, converse, local, remote
 
     # Strict readers of the events know OpenAI's only.
     model = options.named_model()
-    opener = local(config) if address is None else remote(address, model, vendor_events=not json_events)
+    opener = (
+        local(config, options.other_models())
+        if address is None
+        else remote(address, model, vendor_events=not json_events)
+    )
     # Without a flag a conversation shows timings, and a single answer does not.
     shows_stats = stats is not False if question is None else stats is True
     chosen = ChatOptions(

@@ -15,7 +15,7 @@ import trio
 from triolet.cli import slash
 from triolet.cli.backends.base import ChatBackend, ReplyRequest
 from triolet.cli.backends.events import RefusedByServer
-from triolet.cli.backends.local import LocalBackend
+from triolet.cli.backends.local import LocalBackend, OtherModels
 from triolet.cli.backends.remote import RemoteBackend
 from triolet.cli.conversation import ChatHistory
 from triolet.cli.failures import INTERRUPTED, CommandFailure, one_line
@@ -45,11 +45,11 @@ FORGIVEN = (InvalidRequest, Overloaded, RequestFailed, RefusedByServer, ServerEr
 OpenBackend = Callable[[AsyncExitStack], Awaitable[ChatBackend]]
 
 
-def local(config: EngineConfig) -> OpenBackend:
-    """Return the opener of an engine in this process."""
+def local(config: EngineConfig, other_models: OtherModels) -> OpenBackend:
+    """Return the opener of an engine in this process, and of the models that /model names."""
 
     async def opened(stack: AsyncExitStack) -> ChatBackend:
-        return await LocalBackend.open(stack, config)
+        return await LocalBackend.open(stack, config, other_models)
 
     return opened
 
@@ -211,8 +211,13 @@ class Chat:
             self.screen.remark("Nothing was sent; the conversation stays as it is.")
             self.screen.say("")
             return
-        self.state.conversation.take_back()
+        exchanges = self.state.conversation.exchanges
+        replaced, num_before = self.state.conversation.take_back(), len(exchanges)
         await self._answer_to(typed)
+        if replaced is not None and len(exchanges) == num_before:  # it got no answer
+            exchanges.append(replaced)
+            self.screen.remark("The exchange that it was to replace stays.")
+            self.screen.say("")
 
     async def _guarded(self, act: Callable[[], Awaitable[None]]) -> None:
         """Carry something out that Ctrl-C may stop and that may fail."""
@@ -222,15 +227,17 @@ class Chat:
                 await act()
         except (*FORGIVEN, ModelError, ConfigError) as error:
             self.screen.complain(_explained(error))
+        except click.ClickException as error:  # of a preset: it ends a command, and not the chat
+            self.screen.complain(error.message)
         self.screen.say("")
 
     async def _list_models(self) -> None:
         for entry in await self.backend.models():
-            mark = "*" if entry.name == self.backend.model else " "
+            mark = "*" if entry.is_present else " "
             self.screen.remark(f"{mark} {entry.name}  {entry.remark}".rstrip())
 
     async def _switch_model(self, name: str) -> None:
-        await self.backend.switch(name)
+        preset = await self.backend.switch(name)
         self.state.model = self.backend.model
         self.state.defaults = self.backend.defaults
         self.state.can_think = self.backend.thinking_switch is not None
@@ -238,6 +245,9 @@ class Chat:
         if self.state.thinking.wish is not None and not self.state.can_think:
             self.state.thinking = ThinkMode.AUTO
             self.screen.remark(f"{self.state.model} has no thinking switch; what /think set is undone.")
+        if preset is not None:
+            for line in slash.take_settings(preset, self.state):
+                self.screen.remark(line)
 
     async def _fork(self, number: int) -> None:
         """Make several replies to the last message at once, and show them side by side."""
@@ -265,6 +275,7 @@ class Chat:
             self.screen.complain(_explained(error))
         if self.state.forks:
             self.state.conversation.answer(self.state.forks[0])
+            self.state.last_reasoning = next(reply.reasoning for reply in replies if reply.answer)
             self.screen.remark("The conversation goes on with reply 1; /pick N takes another one.")
         self.screen.say("")
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import attrs
 
+from triolet.config.whole_file import write_file
+
 FORMAT_KEY: Final = "triolet_chat"
 FORMAT_VERSION: Final = 1
 MAX_ATTACHED_CHARS: Final = (
@@ -96,10 +98,9 @@ class SavedChat:
         }
         try:
             encoded = json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"
-            if path.exists() and path.stat().st_size:
+            if path.exists() and (path.stat().st_size or not path.is_file()):
                 SavedChat.read(path)
-            path.touch(mode=0o600)
-            path.write_bytes(encoded)
+            write_file(path.resolve(), encoded)  # a link stays one
         except OSError as error:
             raise ChatFileError(f"{path} cannot be written; {error.strerror}") from error
         except UnicodeError as error:
@@ -113,6 +114,7 @@ class SavedChat:
             ChatFileError: it cannot be read, or is no chat.
         """
         try:
+            _check_regular(path)
             content = json.loads(path.read_text(encoding="utf-8"))
             json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate, such as "\ud800"
             if content[FORMAT_KEY] != FORMAT_VERSION:
@@ -139,14 +141,24 @@ def file_text(path: Path) -> str:
         ChatFileError: it cannot be read, is no text, or is too long.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        _check_regular(path)
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_ATTACHED_CHARS + 1)
     except (OSError, UnicodeError) as error:
         raise ChatFileError(f"{path} must be a readable text file; {error}") from error
     if len(text) > MAX_ATTACHED_CHARS:
-        raise ChatFileError(
-            f"{path} must have at most {MAX_ATTACHED_CHARS:,} characters; it has {len(text):,}"
-        )
+        raise ChatFileError(f"{path} must have at most {MAX_ATTACHED_CHARS:,} characters; it has more")
     return text
+
+
+def _check_regular(path: Path) -> None:
+    """Check that a file has an end: a pipe or a device may have none, and would hold up the chat.
+
+    Raises:
+        ChatFileError: it is something else than a file or a folder, which the opening tells of.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ChatFileError(f"{path} must be a file; it is a pipe or a device")
 
 
 def attached_text(path: Path, text: str) -> str:
@@ -158,9 +170,11 @@ def _history_of(messages: list[Mapping[str, str]]) -> ChatHistory:
     """Return the history from its messages, in which questions and answers alternate.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they do not, or something else than a text was said.
     """
-    said = [(message["role"], str(message["content"])) for message in messages]
+    said = [(message["role"], message["content"]) for message in messages]
+    if not all(isinstance(content, str) for _, content in said):
+        raise ValueError
     history = ChatHistory(said.pop(0)[1] if said and said[0][0] == "system" else None)
     if [role for role, _ in said] != ["user", "assistant"] * (len(said) // 2):
         raise ValueError

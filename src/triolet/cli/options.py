@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,16 @@ import attrs
 import click
 from click.core import ParameterSource
 
+from triolet.cli.models.chosen import (
+    OF_ONE_MODEL,
+    SERVER_DEFAULTS,
+    blaming,
+    chosen_model,
+    config_of,
+    flag_of,
+    further_model,
+    has_name,
+)
 from triolet.cli.models.presets import Preset, find_preset, read_presets
 from triolet.cli.models.sampling import SAMPLING_OPTIONS, kind_of, with_sampling_values
 from triolet.client.address import ServerAddress
@@ -27,28 +36,20 @@ from triolet.config.server import GatewayConfig
 from triolet.config.vllm_names import flag_hint, short_flag_of
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.errors import ConfigError, InvalidParams, shown
+from triolet.errors import InvalidParams, shown
 
 if TYPE_CHECKING:
-    from triolet.server.models.host import FurtherModel
+    pass
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Config = TypeVar("Config")
 
 SAMPLING_SECTION: Final = "Sampling (by default what the model asks for)"
 GATEWAY_SECTION: Final = f"Server (or {ENVIRONMENT_PREFIX}* in the environment)"
 ENGINE_SECTION: Final = f"Engine (or {ENVIRONMENT_PREFIX}* in the environment)"
 PRESET: Final = "triolet.preset"  # place of the command's preset in click's context
 REPEATED: Final = " Given several times, as NAME=MODEL or the name of a preset, the server has all of them."
-NAMED_MODEL: Final = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<model>.+)")
-# Of one model only, so that no other one of the server takes them over from the command line.
-OF_ONE_MODEL: Final = (
-    "model", "served_model_name", "tokenizer", "chat_template", "revision", "lora_modules", "prompt_adapters",
-)  # fmt: skip
 NAMES_HINT: Final = "; several names of a model have commas between them: --served-model-name NAME,NAME"
 SECTIONS: Final = ("Options", SAMPLING_SECTION, GATEWAY_SECTION, ENGINE_SECTION)
-# In a process of its own a crash of the model does not end the server, and its steps do not block the event loop.
-SERVER_DEFAULTS: Final = {"runner": "process"}
 # Fields of the server that a router honours as well.
 ROUTER_FIELDS: Final = (
     "host", "port", "certfile", "keyfile", "allowed_origins", "allowed_hosts", "max_connections",
@@ -79,9 +80,12 @@ class SectionedCommand(click.Command):
         except click.NoSuchOption as error:
             raise self._explained(error, words) from None
         except click.UsageError as error:
-            if "--served-model-name" not in words or "unexpected extra argument" not in error.message:
+            hint = NAMES_HINT if "--served-model-name" in words else ""
+            if not hint and any(option.name == "questions" for option in self.params):
+                hint = "; -q TEXT asks a question"
+            if not hint or "unexpected extra argument" not in error.message:
                 raise
-            raise click.UsageError(f"{error.message}{NAMES_HINT}", ctx) from None
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
 
     def _explained(self, error: click.NoSuchOption, words: Sequence[str]) -> click.UsageError:
         """Return the error for an unknown option, which says what an option of vLLM's is here."""
@@ -131,7 +135,7 @@ def sampling_options(command: Command) -> Command:
     for option in reversed(SAMPLING_OPTIONS):
         kind, is_list = kind_of(option), option.default == ()
         decorated = click.option(
-            _flag(option.name),
+            flag_of(option.name),
             cls=SectionedOption,
             section=SAMPLING_SECTION,
             type=kind,
@@ -156,7 +160,7 @@ def _checked_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
 def _naming_flag(error: InvalidParams) -> str:
     """Return the sentence of an error with the flag in place of the field that it begins with."""
     sentence, field = str(error), error.field or ""
-    return _flag(field) + sentence.removeprefix(field) if field and sentence.startswith(field) else sentence
+    return flag_of(field) + sentence.removeprefix(field) if field and sentence.startswith(field) else sentence
 
 
 # ------------------------------------------------------------------------------------------- engine
@@ -228,6 +232,30 @@ def named_model() -> str | None:
     return named
 
 
+def other_models() -> Callable[[str], tuple[Preset, EngineConfig]]:
+    """Return the function that says what a model in place of the command's own is, with the flags of the command line.
+
+    It takes what MODEL may be, and raises click.UsageError or PresetError.
+    """
+    params = click.get_current_context().params
+    flags = _of_any_model(params)
+
+    def other(text: str) -> tuple[Preset, EngineConfig]:
+        preset = chosen_model(text)
+        return preset, config_of(preset, flags)
+
+    return other
+
+
+def _of_any_model(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the engine's flags that were given, without those of one model only."""
+    return {
+        field.name: str(value)
+        for field in _engine_fields()
+        if field.name not in OF_ONE_MODEL and (value := values.get(field.name)) is not None
+    }
+
+
 def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
     """Return the address of the server; None without a URL, or with an empty one."""
     context = click.get_current_context()
@@ -238,7 +266,7 @@ def _address(url: str | None, api_key: str | None) -> ServerAddress | None:
     fields = {field.name for field in _engine_fields()} - {"model"}
     given = [name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if given:
-        flags = ", ".join(sorted(map(_flag, given)))
+        flags = ", ".join(sorted(map(flag_of, given)))
         raise click.UsageError(f"{flags} is for a model in this process; with --url it has no effect")
     return server_address(url, api_key)
 
@@ -331,16 +359,16 @@ def _models_option(command: Command) -> Command:
     def with_models(positional: str | None, models_file: Path | None, **values: Any) -> Any:
         named = [positional] if positional is not None else []
         named += [one for one in values["model"] if one not in named]
-        chosen = [_chosen(one) for one in named]
+        chosen = [chosen_model(one) for one in named]
         if models_file is not None:
             chosen += read_presets(models_file)
-        if len(chosen) <= 1 and models_file is None and not _has_name(named):
+        if len(chosen) <= 1 and models_file is None and not has_name(named):
             return command(positional=None, models={}, **{**values, "model": named[0] if named else None})
         if (
             positional is not None
             and len(values["model"]) == 1
             and models_file is None
-            and not _has_name(named)
+            and not has_name(named)
         ):
             raise click.UsageError(
                 f"the model must be given once; got {positional!r} and --model {values['model'][0]!r}; several have "
@@ -361,12 +389,8 @@ def _models_option(command: Command) -> Command:
             raise click.UsageError(f"the names of models must differ; got {twice[0]!r} twice")
         if not chosen:
             raise click.UsageError(f"--models must name a file with presets; {models_file} has none")
-        flags = {
-            field.name: str(value)
-            for field in _engine_fields()
-            if field.name not in OF_ONE_MODEL and (value := values[field.name]) is not None
-        }
-        models = {preset.name: _further_model(preset, flags) for preset in chosen[1:]}
+        flags = _of_any_model(values)
+        models = {preset.name: further_model(preset, flags) for preset in chosen[1:]}
         values["model"] = None
         return command(positional=None, models=models, **_with_preset(chosen[0], values))
 
@@ -378,44 +402,6 @@ def _models_option(command: Command) -> Command:
         help="Serve every preset of this TOML file; the first is loaded at once, the others on demand.",
     )
     return cast(Command, option(click.argument("positional", metavar="[MODEL]", required=False)(with_models)))
-
-
-def _has_name(named: list[str]) -> bool:
-    return any(NAMED_MODEL.fullmatch(one) for one in named)
-
-
-def _chosen(text: str) -> Preset:
-    """Return the model that a text names: a preset, NAME=MODEL, or a model under its own name."""
-    if (preset := find_preset(text)) is not None:
-        return preset
-    if (named := NAMED_MODEL.fullmatch(text)) and not os.path.exists(text):
-        return attrs.evolve(
-            find_preset(named["model"]) or Preset(name="", model=named["model"]), name=named["name"]
-        )
-    return Preset(name=EngineConfig(model=text).model_name, model=text)
-
-
-def _further_model(preset: Preset, flags: Mapping[str, str]) -> FurtherModel:
-    """Return a model that a server loads on demand; flags count for it as for the first one."""
-    environment = EngineConfig.environment_fields()
-    for name in OF_ONE_MODEL:
-        environment.pop(name, None)
-    fields = {
-        **SERVER_DEFAULTS,
-        **environment,
-        "served_model_name": preset.name,
-        **preset.engine_fields,
-        **flags,
-    }
-    if preset.model is not None:
-        fields["model"] = preset.model
-    config = _blaming({**preset.engine, **flags}, lambda: EngineConfig.from_texts(fields))
-    if config.record is not None:  # a recording has one writer
-        config = attrs.evolve(config, record=f"{config.record}.{config.model_name.replace('/', '_')}")
-    from triolet.cli.models.hub_cache import weight_bytes
-    from triolet.server.models.host import FurtherModel
-
-    return FurtherModel(config=config, size_bytes=weight_bytes(config.model))
 
 
 def _with_preset(preset: Preset, values: dict[str, Any]) -> dict[str, Any]:
@@ -471,7 +457,7 @@ def engine_config(
             err=True,
         )
     fields = {**(defaults or {}), **EngineConfig.environment_fields(environ), **flags}
-    return _blaming(flags, lambda: EngineConfig.from_texts(fields))
+    return blaming(flags, lambda: EngineConfig.from_texts(fields))
 
 
 def gateway_config(
@@ -495,15 +481,7 @@ def gateway_config(
     # Fields of both configurations are the engine's.
     for name in SHARED_FIELDS:
         fields.pop(name, None)
-    return _blaming(flags, lambda: GatewayConfig.from_texts(fields))
-
-
-def _blaming(flags: Mapping[str, str], structure: Callable[[], Config]) -> Config:
-    try:
-        return structure()
-    except ConfigError as error:
-        source = _flag(error.field) if error.field in flags else variable_name(error.field)
-        raise click.UsageError(f"{source} must be {error.rule}; got {shown(error.got)}") from error
+    return blaming(flags, lambda: GatewayConfig.from_texts(fields))
 
 
 def _engine_fields() -> list[attrs.Attribute[Any]]:
@@ -515,7 +493,7 @@ def _engine_fields() -> list[attrs.Attribute[Any]]:
 def _config_option(
     field: attrs.Attribute[Any], section: str, *, is_repeated: bool
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    flag, metavar = _flag(field.name), rule_of(field).metavar
+    flag, metavar = flag_of(field.name), rule_of(field).metavar
     names = [f"{flag}/--no-{flag[2:]}"] if metavar is None else [flag]
     if field.name == "model":
         names.insert(0, "-m")
@@ -530,10 +508,6 @@ def _config_option(
         metavar=metavar,
         help=field.metadata["help"] + (REPEATED if is_repeated else "") + default,
     )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _shown(default: object) -> str:
@@ -561,7 +535,28 @@ def text_or_stdin(text: str, flag: str) -> str:
             if sys.stdin.isatty():
                 click.echo("Reading from the terminal; Ctrl-D ends it.", err=True)
             text = sys.stdin.buffer.read().decode().removesuffix("\n")
-        text.encode()  # invalid bytes of an argument have become surrogates, which no tokenizer accepts
+    except UnicodeError as error:
+        raise click.UsageError(f"{source} must be UTF-8; {error}") from error
+    return _utf8(text, source)
+
+
+def joined_texts(texts: Sequence[str], flag: str) -> str:
+    """Return texts as one, with an empty line between them; `-` is all of stdin.
+
+    Raises:
+        click.UsageError: stdin is wanted twice, a text is no UTF-8, or a stream is closed.
+    """
+    if texts.count("-") > 1:
+        raise click.UsageError(
+            f"{flag} must be - once only, which reads all of stdin; got it {texts.count('-')} times"
+        )
+    return "\n\n".join(filter(None, (text_or_stdin(text, flag).strip() for text in texts)))
+
+
+def _utf8(text: str, source: str) -> str:
+    """Return a text of the command line; invalid bytes in it have become surrogates, which no tokenizer accepts."""
+    try:
+        text.encode()
     except UnicodeError as error:
         raise click.UsageError(f"{source} must be UTF-8; {error}") from error
     return text
@@ -589,10 +584,10 @@ def text_or_file(text: str | None, flag: str) -> str | None:
     """Return `text`, or for `@FILE` the content of the file.
 
     Raises:
-        click.UsageError: the file cannot be read.
+        click.UsageError: the file cannot be read, or the text is no UTF-8.
     """
     if text is None or not text.startswith("@"):
-        return text
+        return None if text is None else _utf8(text, flag)
     try:
         return Path(os.path.expanduser(text[1:])).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:

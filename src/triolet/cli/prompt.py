@@ -27,8 +27,11 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress, KeyProcessor
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.styles import Style
+
+from triolet.cli.screen import TAB_COLUMNS
 
 QUOTES: Final = '"""'
 _NO_COMMAND: Final = " "
@@ -80,6 +83,10 @@ class Prompt:
             history=history or InMemoryHistory(),
             completer=CommandCompleter(commands),
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
+            input_processors=[
+                TabsProcessor(TAB_COLUMNS, " ", " ")
+            ],  # without it a tab of a paste is shown as ^I
+            enable_suspend=True,  # Ctrl-Z would otherwise be a character of the message
             style=STYLE,
             color_depth=None if colour else ColorDepth.DEPTH_1_BIT,
             input=keys,
@@ -181,6 +188,14 @@ def without_mark(message: str) -> str:
     return message[len(_NO_COMMAND) :] if message.startswith(_NO_COMMAND + "/") else message
 
 
+class KeptHistory(FileHistory):
+    """History in a file; a message that cannot be written there, as on a full disk, is kept until the chat ends."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
 def history_in(state_home: Path | None = None) -> History:
     """Return the history of earlier messages, in a file; in memory only if the file cannot be written.
 
@@ -195,7 +210,7 @@ def history_in(state_home: Path | None = None) -> History:
         # Messages are private: readable for their user only.
         path.touch(mode=0o600)
         with path.open("ab"):
-            return FileHistory(str(path))
+            return KeptHistory(str(path))
     except OSError:
         return InMemoryHistory()
 
@@ -233,8 +248,10 @@ def _continuation(width: int, line_number: int, wrap_count: int) -> AnyFormatted
 
 def _key_bindings() -> KeyBindings:
     bindings = KeyBindings()
+    # In a search of the history these keys are the search's own: Enter takes what was found.
+    in_message = has_focus(DEFAULT_BUFFER) & ~is_searching
 
-    @bindings.add("enter")
+    @bindings.add("enter", filter=in_message)
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.document.text_before_cursor.endswith("\\"):  # the message goes on in the next line
@@ -245,11 +262,11 @@ def _key_bindings() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @bindings.add("escape", "enter")
+    @bindings.add("escape", "enter", filter=in_message)
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    @bindings.add("c-g", filter=has_focus(DEFAULT_BUFFER) & ~is_searching)
+    @bindings.add("c-g", filter=in_message)
     def _(event: KeyPressEvent) -> None:
         _ = event.current_buffer.open_in_editor()
 

@@ -21,6 +21,7 @@ ERASE_LINE: Final = "\r\x1b[K"
 SPINNER_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_STEP_S: Final = 0.08
 MIN_COLUMN_CHARS: Final = 30
+TAB_COLUMNS: Final = 4  # a tab goes to the next multiple of it: most models indent code by four
 SHOW_SECONDS_AFTER_S: Final = 2.0
 SHOW_REASON_AFTER_S: Final = 0.4  # most replies begin before there is time to read it
 
@@ -49,7 +50,7 @@ class Wrapping:
             self._column, self._word = 0, ""
             return "\n"
         if character == "\t":
-            character = " "
+            return self._tab(width)
         cells = get_cwidth(character)
         if character == " ":
             self._word = ""
@@ -57,6 +58,11 @@ class Wrapping:
         moved = self._move_word() if self._column + cells > width else ""
         self._word += character
         return moved + self._advance(character, cells)
+
+    def _tab(self, width: int) -> str:
+        self._word = ""
+        cells = TAB_COLUMNS - self._column % TAB_COLUMNS
+        return self._break() if self._column + cells > width else self._advance(" " * cells, cells)
 
     def _advance(self, character: str, cells: int) -> str:
         self._column += cells

@@ -17,7 +17,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -42,16 +41,13 @@ from triolet.server.responses.service import ResponsesService, open_gateway
 from triolet.server.responses.snapshot_file import check_directory, restore_responses, save_responses
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.listener import Listener, bind, tls_context
+from triolet.server.transport.serving_process import prepare_to_serve
 from triolet.server.transport.shutdown import StopSignals, drain_deadlines
 
 CHECK_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 10.0
 FREED_BLOCKS = 50_000  # of Python's allocator, that are worth a look: some 5 MB
 M_ARENA_MAX = -8  # of glibc's malloc.h
-# Every read and write of a socket lets go of the interpreter lock, and gets it back from a thread that parses a long
-# body only after this time. With Python's 5 ms, a pass of the loop over 40 sockets takes 200 ms; with 0.1 ms, a pass
-# with a hundred handovers takes twice as long as its work.
-SWITCH_INTERVAL_S = 0.00002
 
 logger = logging.getLogger("triolet.serve")
 
@@ -73,8 +69,7 @@ def run(
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _raise_descriptor_limit()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    prepare_to_serve()
     share_heaps()
     check_directory(gateway.snapshot)
     check_directory(gateway.journal, "journal")
@@ -273,10 +268,3 @@ def warn_of_open_access(gateway: GatewayConfig, config: EngineConfig) -> None:
             "host %s without API keys: every machine that reaches this address may use the model; set --api-keys",
             gateway.host,
         )
-
-
-def _raise_descriptor_limit() -> None:
-    # Each connection takes a descriptor, and the usual soft limit of 1024 is too low for a server.
-    with contextlib.suppress(ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -18,6 +18,7 @@ import attrs
 import click
 
 from triolet.cli.conversation import ChatFileError, ChatHistory, SavedChat, attached_text, file_text
+from triolet.cli.models.presets import Preset
 from triolet.cli.models.sampling import SAMPLING_OPTIONS, kind_of, with_sampling_values
 from triolet.cli.options import text_or_file
 from triolet.core.request.params import SamplingParams
@@ -115,6 +116,19 @@ def run(text: str, state: ChatState) -> Effect:
     return command.run(state, argument.strip())
 
 
+def take_settings(preset: Preset, state: ChatState) -> tuple[str, ...]:
+    """Let the sampling and the system prompt of a preset hold from here on; return the lines that say so."""
+    warned: tuple[str, ...] = ()
+    if preset.sampling:
+        sampling = {**state.sampling, **preset.sampling}
+        state.sampling, warned = with_sampling_values(state.defaults, sampling)
+    if preset.system is not None:
+        state.conversation.system = preset.system
+    taken = ["sampling"] * bool(preset.sampling) + ["system prompt"] * (preset.system is not None)
+    told = (f"From the next message on with the preset's {' and '.join(taken)}.",) if taken else ()
+    return (*(f"  {sentence}" for sentence in warned), *told)
+
+
 # ----------------------------------------------------------------------------------------- commands
 
 
@@ -125,6 +139,7 @@ def _help(state: ChatState, argument: str) -> Effect:
         ("\\", "at the end of a line: the message goes on in the next"),
         (" /", "a space before the /: a message, and no command"),
         ("Ctrl-G", "opens the line that is being typed in an editor"),
+        ("Ctrl-R", "searches earlier messages; Enter takes what was found"),
         ("Ctrl-C", "stops the reply, keeping what there is of it"),
         ("Ctrl-D", "leaves"),
     ]
@@ -402,7 +417,7 @@ COMMANDS: Final = {
     "/read": Command("/read FILE", "sends a text file with the next message", _read),
     "/save": Command("/save FILE", "writes the conversation to a file", _save),
     "/load": Command("/load FILE", "goes on with a conversation from a file", _load),
-    "/models": Command("/models", "lists the models", _models),
+    "/models": Command("/models", "lists the models and presets", _models),
     "/model": Command("/model [NAME]", "shows the model, or goes on with another one", _model),
     "/think": Command("/think [WORD]", "on, off: reason or not; hide: not shown; show: the last", _think),
     "/stats": Command("/stats [on|off]", "shows timings after each reply, or not", _stats),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -220,4 +221,10 @@ def reason_of(error: BaseException) -> str:
     """Return the words of a failed connection."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    # Trio tells of the addresses of a host together, and keeps the reasons behind that.
+    cause = error.__cause__
+    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause,)
+    numbers = [one.errno for one in causes if isinstance(one, OSError) and one.errno]
+    if reasons := [os.strerror(number) for number in numbers]:
+        return ", ".join(dict.fromkeys(reasons))
     return str(error) or type(error).__name__

@@ -29,12 +29,15 @@ from triolet.client.http import RECEIVE_BYTES, HttpError, connect, reason_of
 
 HANDSHAKE_WITHIN_S: Final = 10.0
 CLOSE_WITHIN_S: Final = 1.0
+# Of close frames over what was sent, which the server would refuse again (RFC 6455, section 7.4.1).
+TOO_BIG: Final = 1009
+REFUSALS: Final = (1003, 1007, 1008, TOO_BIG)
 # A server that has vanished without closing anything is found by a ping that is not answered.
 SILENCE_S: Final = 20.0
 
 
 class ConnectionLost(ServerError):
-    """Connection that could not be made or has ended; another one may do better.
+    """Connection that could not be made or has ended; another one may do better unless the server refused what it got.
 
     Args:
         sentence: for people.
@@ -44,6 +47,11 @@ class ConnectionLost(ServerError):
     def __init__(self, sentence: str, close_code: int | None = None) -> None:
         super().__init__(sentence)
         self.close_code = close_code
+
+    @property
+    def is_transient(self) -> bool:
+        """True if another attempt may do better."""
+        return self.close_code not in REFUSALS
 
 
 @attrs.define(eq=False)
@@ -114,6 +122,16 @@ class ClientWebSocket:
                 ):
                     raise HttpError(address, refusal.status_code, body, refusal.headers)
             await self._read()
+
+    async def refusal(self) -> ConnectionLost | None:
+        """Return what the server said before it hung up on a message; for the one task that sends and receives."""
+        with trio.move_on_after(CLOSE_WITHIN_S):
+            try:
+                while True:
+                    await self.receive()
+            except ConnectionLost as error:
+                return error if error.close_code is not None else None
+        return None
 
     async def close(self) -> None:
         """Say goodbye, if the server still listens."""

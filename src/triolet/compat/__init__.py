@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
-from triolet.compat.prompts import EngineCoreRequest
+from triolet.compat.operations.flags import FlexibleArgumentParser
+from triolet.compat.operations.metrics import Counter, Gauge, Histogram, Metric, Vector
+from triolet.compat.prompts import EngineCoreRequest, TextPrompt, TokensPrompt
 from triolet.compat.refusals import STAND_INS, UsageContext, stand_in
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
@@ -62,15 +64,20 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "Counter",
     "EngineArgs",
     "EngineClient",
     "EngineCoreRequest",
     "EngineDeadError",
     "EngineGenerateError",
+    "FlexibleArgumentParser",
+    "Gauge",
     "Generation",
+    "Histogram",
     "LLMEngine",
     "LoRARequest",
     "Logprob",
+    "Metric",
     "ModelConfig",
     "PromptAdapterRequest",
     "PromptType",
@@ -94,7 +101,10 @@ __all__ = [
     "StreamingRequest",
     "StructuredOutputsParams",
     "TextPieces",
+    "TextPrompt",
+    "TokensPrompt",
     "UsageContext",
+    "Vector",
     "VllmConfig",
     "VLLMValidationError",
     "stream_generate",

@@ -172,13 +172,21 @@ class AsyncLLM(AsyncOperations):
         )
 
     @classmethod
-    def around(cls, engine: Engine) -> Self:
-        """Wrap an engine that is open already, and stays open when this scope is left."""
+    def around(cls, engine: Engine | AsyncioEngine) -> Self:
+        """Wrap an engine that is open already, and stays open when this scope is left.
+
+        Args:
+            engine: of `triolet.open_engine`, or under asyncio of `triolet.aio.open_engine`.
+        """
         face = cls(engine.config, log_requests=False, start_engine_loop=False)
+        if isinstance(engine, AsyncioEngine):  # has a thread of its own
+            face._engine, face._may_start = cast("Engine", engine), False
+            return face
+        native = engine
 
         @asynccontextmanager
         async def borrowed() -> AsyncGenerator[Engine]:
-            yield engine
+            yield native
 
         face._open, face._may_start = borrowed, False
         return face
@@ -187,10 +195,16 @@ class AsyncLLM(AsyncOperations):
 
     def _start_thread(self) -> None:
         """Start the engine and block the event loop until it is ready, as the constructor of vLLM does."""
-        self._thread = EngineThread(self._open)
-        self._engine = cast("Engine", AsyncioEngine(self._thread, self._thread.opened.result()))
-        for logger in self._loggers.make(self._given_loggers, self._engine.index):
-            self._engine.add_stat_logger(logger)
+        thread = EngineThread(self._open)
+        try:
+            engine = AsyncioEngine(thread, thread.opened.result())
+            self._loggers = NamedLoggers(self._config)
+            for logger in self._loggers.make(self._given_loggers, engine.index):
+                engine.add_stat_logger(logger)
+        except BaseException:  # also of a factory: the next attempt must not find half an engine
+            thread.stop()
+            raise
+        self._thread, self._engine = thread, cast("Engine", engine)
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -290,7 +304,7 @@ class AsyncLLM(AsyncOperations):
         Args:
             drain_timeout: seconds; requests that have not finished by then end with finish_reason `shutdown`.
         """
-        now_s = trio.current_time() if self._thread is None else asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time() if _runs_in_asyncio() else trio.current_time()
         await self.engine.drain(now_s + drain_timeout)
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
+from triolet.compat.operations.flags import add_flags
 from triolet.compat.prompts import check_max_log_len
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
@@ -102,9 +104,13 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         "cpu_offload_gb": 0,
         "preemption_mode": None,
         "max_seq_len_to_capture": 8192,
+        "speculative_config": None,
+        "hf_overrides": None,
     }
 )
 # Fields that have a value here where vLLM's default is None, its own choice.
+_LOG_REQUESTS: Final = ("enable_log_requests", "disable_log_requests")
+Parser = TypeVar("Parser", bound=ArgumentParser)
 _CHOSEN_FOR_NONE: Final = frozenset(
     {
         *("seed", "enable_prefix_caching", "max_num_seqs", "max_queued_requests", "max_queued_tokens"),
@@ -115,6 +121,8 @@ _CHOSEN_FOR_NONE: Final = frozenset(
 
 class EngineArgs:
     """Arguments of an engine under vLLM's names; every field of `EngineConfig` is also accepted by its own name.
+
+    Setting an argument afterwards is the same as giving it, and `vars()` are the arguments.
 
     Args:
         model: folder, GGUF file or hub id; by default triolet-nano.
@@ -128,7 +136,12 @@ class EngineArgs:
         ConfigError: an unknown argument, or a value out of range.
     """
 
+    # Beside the arguments, so that `vars()` has these alone.
+    __slots__ = ("__dict__", "_settled", "config")
     _LOGS_REQUESTS = False
+
+    config: EngineConfig
+    _settled: dict[str, Any]
 
     def __init__(
         self,
@@ -145,8 +158,6 @@ class EngineArgs:
             refuse(name, "AsyncEngineArgs has it: AsyncLLM logs requests")
         if enable_log_requests and disable_log_requests:
             raise ConfigError("enable_log_requests", "False beside disable_log_requests=True", True)
-        self.enable_log_requests, self.disable_log_requests = enable_log_requests, not enable_log_requests
-        self.max_log_len = check_max_log_len(max_log_len)
         self._settled = {name: value for name, value in arguments.items() if _is_settled(name, value)}
         fields = {
             RENAMED.get(name, name): value for name, value in arguments.items() if name not in self._settled
@@ -177,7 +188,28 @@ class EngineArgs:
         fields |= speculation_fields(fields.pop("speculative_config", None))
         if disable_log_stats:
             fields["log_stats"] = False
+        given = {
+            "model": model,
+            "disable_log_stats": disable_log_stats,
+            "enable_log_requests": enable_log_requests,
+            "disable_log_requests": not enable_log_requests,
+            "max_log_len": check_max_log_len(max_log_len),
+            **arguments,
+        }
         self.config = EngineConfig.create(EngineConfig(model=model), **fields)
+        self.__dict__ = given
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or name in EngineArgs.__slots__:
+            object.__setattr__(self, name, value)
+            return
+        # A new object first: a value that is refused changes nothing.
+        field = RENAMED.get(name, name)
+        others = {key: given for key, given in vars(self).items() if RENAMED.get(key, key) != field}
+        if name in _LOG_REQUESTS:  # one says the opposite of the other
+            others = {key: given for key, given in others.items() if key not in _LOG_REQUESTS}
+        changed = type(self)(**others, **{name: value})
+        self._settled, self.config, self.__dict__ = changed._settled, changed.config, vars(changed)
 
     def __getattr__(self, name: str) -> Any:
         # `config` is missing in an object that is being copied or unpickled: looking it up would recurse.
@@ -206,6 +238,15 @@ class EngineArgs:
         return self.config, self.enable_log_requests, self.max_log_len
 
     @classmethod
+    def add_cli_args(cls, parser: Parser) -> Parser:
+        """Add a flag for each argument to a parser, which is returned; those that are not honoured are not in its help.
+
+        What is parsed goes to `from_cli_args`, or as `LLM(**vars(args))`.
+        """
+        add_flags(parser, cls(), logs_requests=cls._LOGS_REQUESTS)
+        return parser
+
+    @classmethod
     def from_cli_args(cls, args: object) -> EngineArgs:
         """Make arguments from the attributes of an `argparse.Namespace`; attributes of other names are left alone."""
         # A namespace of vLLM's parser has many attributes that are none of an engine's.
@@ -223,6 +264,7 @@ class EngineArgs:
 class AsyncEngineArgs(EngineArgs):
     """Arguments of an `AsyncLLM`; the same as `EngineArgs`, and those of the lines about requests."""
 
+    __slots__ = ()
     _LOGS_REQUESTS = True
 
 

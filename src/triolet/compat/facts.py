@@ -20,6 +20,7 @@ class Facts(ABC):
     """Facts that `LLMEngine` and `AsyncLLM` have in common."""
 
     _config: EngineConfig
+    _view: Tokenizer | None = None  # of the tokenizer
 
     @property
     def vllm_config(self) -> EngineConfig:
@@ -46,10 +47,12 @@ class Facts(ABC):
         Raises:
             UnsupportedFeature: the model has none.
         """
-        config, info = self.vllm_config, self._info
-        return tokenizer_of(
-            self._tokenizer, config.tokenizer or info.folder, trust_remote_code=config.trust_remote_code
-        )
+        if self._view is None:  # made once: it keeps what transformers has read
+            config, info = self.vllm_config, self._info
+            self._view = tokenizer_of(
+                self._tokenizer, config.tokenizer or info.folder, trust_remote_code=config.trust_remote_code
+            )
+        return self._view
 
     def get_tokenizer(self, lora_request: object = None) -> Tokenizer:
         """Return `tokenizer`, which may be awaited; an adapter has none of its own."""

@@ -94,6 +94,8 @@ class Generation:
             if self._close_anywhere is None:
                 await self._enter()
             output = await anext(self._stream)
+        except StreamMisused:  # of a second reader: the first one reads on
+            raise
         except BaseException as error:  # the end of the answer, too
             if self._lines is not None and isinstance(error, TrioletError):
                 self._lines.failed(error)

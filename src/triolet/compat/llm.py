@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from triolet.compat.engine_args import EngineArgs
 from triolet.compat.llm_engine import LLMEngine
+from triolet.compat.operations.metrics import Metric
 from triolet.compat.operations.offline import OfflineOperations
 from triolet.compat.pooling import params_of_task
 from triolet.compat.prompts import EngineCoreRequest
@@ -95,7 +96,7 @@ class LLM(OfflineOperations):
         """
         refuse_given(vllm_only)
         listed = _as_list(prompts)
-        all_params = self._params_for(sampling_params, len(listed))
+        all_params = self._params_for(sampling_params, listed)
         priorities = _priorities_for(priority, listed)
         adapters = _adapters_for(lora_request, len(listed))
         return self._run(listed, all_params, use_tqdm, priorities, adapters)
@@ -146,7 +147,7 @@ class LLM(OfflineOperations):
         }
         prompts = [{"messages": one, **asked} for one in conversations]
         priorities = _priorities_for(priority, prompts)
-        params = self._params_for(sampling_params, len(prompts))
+        params = self._params_for(sampling_params, prompts)
         adapters = _adapters_for(lora_request, len(prompts))
         return self._run(prompts, params, use_tqdm, priorities, adapters)
 
@@ -175,6 +176,8 @@ class LLM(OfflineOperations):
         refuse_given(vllm_only)
         listed = _as_list(prompts)
         given = _for_each("pooling_params", pooling_params, PoolingParams, "PoolingParams", len(listed))
+        if pooling_params is None:
+            given = [_own("pooling_params", prompt) for prompt in listed]
         params = [params_of_task(one, pooling_task) for one in given]
         adapters = _adapters_for(lora_request, len(listed))
         outputs: list[Any] = self._run(listed, params, use_tqdm, [0] * len(listed), adapters)
@@ -319,11 +322,12 @@ class LLM(OfflineOperations):
         )
 
     def _params_for(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, prompts: Sequence[Any]
     ) -> list[SamplingParams]:
         if params is None:
-            params = self.get_default_sampling_params()
-        listed = _for_each("params", params, SamplingParams, "SamplingParams", num_prompts, is_needed=True)
+            default = self.get_default_sampling_params()
+            params = [_own("sampling_params", prompt) or default for prompt in prompts]
+        listed = _for_each("params", params, SamplingParams, "SamplingParams", len(prompts), is_needed=True)
         # Only the last output of a request is returned, so no others are made.
         return [attrs.evolve(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in listed]
 
@@ -345,7 +349,8 @@ class LLM(OfflineOperations):
             for prompt, one, lora in zip(prompts, params, adapters, strict=True)
         ]
         waiting = list(zip(prompts, params, priorities, strict=True))
-        ids: list[str] = []
+        ids: list[str] = []  # an id comes before its request, so that no interruption leaves that behind
+        unfinished: set[str] = set()
         outputs: dict[str, Any] = {}
         with _bar(use_tqdm, len(prompts), "Processed prompts") as bar:
             try:
@@ -355,15 +360,14 @@ class LLM(OfflineOperations):
                     while len(ids) < len(prompts) and engine.has_place(_num_answers(waiting[len(ids)][1])):
                         prompt, one, priority = waiting[len(ids)]
                         lora = adapters[len(ids)]
-                        ids.append(
-                            engine.add_request(
-                                next(self._ids), prompt, one, lora_request=lora, priority=priority
-                            )
-                        )
-                    for output in engine.step():
                         # An engine that was passed in may have requests of others, too.
-                        if output.finished and output.request_id in ids:
+                        ids.append(next(name for name in self._ids if not engine.has_request(name)))
+                        unfinished.add(ids[-1])
+                        engine.add_request(ids[-1], prompt, one, lora_request=lora, priority=priority)
+                    for output in engine.step_for(unfinished):
+                        if output.finished:
                             outputs[output.request_id] = output
+                            unfinished.remove(output.request_id)
                             bar.update(1)
             finally:
                 # After an exception or Ctrl-C: a request that stayed would use up time of the next call.
@@ -383,7 +387,7 @@ class LLM(OfflineOperations):
         """Return 1, the number of workers."""
         return 1
 
-    def get_metrics(self) -> list[Any]:
+    def get_metrics(self) -> list[Metric]:
         """Return all metrics; see `LLMEngine.get_metrics`."""
         return self.llm_engine.get_metrics()
 
@@ -412,6 +416,11 @@ def _for_each(
         if one is not None or is_needed:
             check_type(field, one, kind, rule)
     return listed
+
+
+def _own(name: str, prompt: Any) -> Any:
+    """Return the parameters that a prompt brings itself; None if it brings none."""
+    return getattr(prompt, name) if isinstance(prompt, EngineCoreRequest) else None
 
 
 def _num_answers(params: SamplingParams | PoolingParams) -> int:

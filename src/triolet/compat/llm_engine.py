@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -20,6 +20,8 @@ import attrs
 from triolet.actors.executors.hash_key import hash_key
 from triolet.compat.engine_args import EngineArgs, runners_of
 from triolet.compat.in_process import InProcessAdapters, InProcessGrammars
+from triolet.compat.operations.interrupts import HeldInterrupts
+from triolet.compat.operations.metrics import Metric, metrics_of
 from triolet.compat.operations.stat_loggers import GivenLoggers, NamedLoggers
 from triolet.compat.operations.synchronous import EngineOperations, Loaded
 from triolet.compat.pooling import pooled_tensor
@@ -56,6 +58,7 @@ from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import steps_of
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
 from triolet.observability.engine_index import ENGINE_INDICES
+from triolet.observability.prometheus import Metrics
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
 from triolet.observability.tracing_setup import accepted_trace_headers, open_tracing
 
@@ -73,7 +76,7 @@ def load(config: EngineConfig) -> Loaded:
     """
     # Late, because torch takes a second to import.
     from triolet.model.runner_loading import load_runner
-    from triolet.model.tokenizer.tokenizer import load_configured_tokenizer
+    from triolet.model.tokenizer.tokenizer import check_template, load_configured_tokenizer
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))
@@ -95,6 +98,7 @@ def load(config: EngineConfig) -> Loaded:
             "LLM and LLMEngine compute in this process: AsyncLLM computes on other machines",
             config.runner,
         )
+    check_template(config.chat_template)
     runner, info = load_runner(config, lambda progress: None)
     return runner, info, load_configured_tokenizer(config, Path(info.folder))
 
@@ -157,11 +161,12 @@ class LLMEngine(EngineOperations):
         self._builder = RequestBuilder(config, core.model, lambda: seeds.getrandbits(63))
         self._outputs: dict[str, tuple[OpenOutput, ...]] = {}
         self._answers: dict[str, ParallelCollector | OutputCollector] = {}
+        self._interrupts = HeldInterrupts()
+        self._untold: list[Any] = []  # outputs of a `step()` that Ctrl-C ended
         self._index = ENGINE_INDICES.take()
         # There is no scope whose end could give it back.
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
         self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=self.log_stats)
-        self._metrics: Any = None
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -169,6 +174,8 @@ class LLMEngine(EngineOperations):
             atexit.register(self._tracing.close)
         for logger in NamedLoggers(config).make(stat_loggers, self._index):
             self.add_stat_logger(logger)
+        # From the beginning: programs ask for them when everything has been answered.
+        self._metrics = Metrics(self, prefix="vllm:") if self.log_stats else None
 
     @classmethod
     def from_engine_args(
@@ -333,10 +340,11 @@ class LLMEngine(EngineOperations):
             # Whether it is refused now or in the journal from `add` on: the journal counts its own.
             admission.give_back(params.n, client)
         hold_back = cast("HoldBack", self.vllm_config.hold_back)
-        # Wall-clock time, as vLLM's `RequestMetrics` have it; all other times are monotonic.
-        outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
-        self._outputs[request_id] = outputs
-        self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
+        with self._interrupts.held():
+            # Wall-clock time, as vLLM's `RequestMetrics` have it; all other times are monotonic.
+            outputs = self._core.add(requests, arrival_time=time.time(), hold_back=hold_back)
+            self._outputs[request_id] = outputs
+            self._answers[request_id] = collector_of([output.processor.collector for output in outputs])
 
     def _checked(
         self, params: SamplingParams | PoolingParams | None
@@ -380,17 +388,24 @@ class LLMEngine(EngineOperations):
 
         Unknown ids are ignored.
         """
-        for one in listed_ids(request_ids):
-            for output in self._outputs.get(one, ()):
-                self._core.finish(output.entry.serial, FinishReason.ABORT)
+        with self._interrupts.held():
+            for one in listed_ids(request_ids):
+                for output in self._outputs.get(one, ()):
+                    self._core.finish(output.entry.serial, FinishReason.ABORT)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """End requests and forget them: `step()` returns no more output of them."""
-        for one in request_ids:
-            self.abort_request(one)
-            self._deliver()
-            if one in self._answers:
-                self._forget(one)
+        with self._interrupts.held():
+            for one in request_ids:
+                self.abort_request(one)
+                self._deliver()
+                if one in self._answers:
+                    self._forget(one)
+                self._untold = [output for output in self._untold if output.request_id != one]
+
+    def has_request(self, request_id: str) -> bool:
+        """Return True if the id is in use."""
+        return request_id in self._answers
 
     def has_place(self, num_answers: int = 1) -> bool:
         """Return False if a request for so many answers should wait until others have ended.
@@ -405,11 +420,12 @@ class LLMEngine(EngineOperations):
 
     def get_num_unfinished_requests(self) -> int:
         """Return the number of requests that wait, run or have output to take; n answers to a prompt count n times."""
-        return sum(map(len, self._outputs.values()))
+        num_untold = sum(output.request_id not in self._outputs for output in self._untold)
+        return sum(map(len, self._outputs.values())) + num_untold
 
     def has_unfinished_requests(self) -> bool:
         """Return True if a request waits, runs or has output to take."""
-        return bool(self._answers)
+        return bool(self._answers or self._untold)
 
     def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
         """Return the argument: there are no other engines to ask."""
@@ -425,14 +441,31 @@ class LLMEngine(EngineOperations):
         Raises:
             Exception: an error of the model's runner, unchanged. Later steps compute all requests again, except one
                 that is found to crash the runner each time: that one fails.
+            KeyboardInterrupt: Ctrl-C; no request is lost, and no token.
         """
-        self._compute()
-        self._deliver()
-        outputs = self._take_outputs()
-        self._reporting.report(self._clock())
-        return outputs
+        return self.step_for(None)
+
+    def step_for(self, request_ids: Container[str] | None) -> list[Any]:
+        """Compute one step, as `step` does, and return the new outputs of these requests; those of others wait."""
+        outputs: list[Any] = []
+        try:
+            with self._interrupts.held():
+                outputs = self._take_untold(request_ids)
+                if not outputs:
+                    self._compute()
+                    self._deliver()
+                    outputs = self._take_outputs(request_ids)
+                    self._reporting.report(self._clock())
+            return outputs
+        except BaseException:  # of an interrupt that came meanwhile: the caller gets them with the next step
+            self._untold += outputs
+            raise
 
     def _compute(self) -> bool:
+        with self._interrupts.held():  # but for the time in which the runner computes
+            return self._compute_held()
+
+    def _compute_held(self) -> bool:
         core = self._core
         core.add_arrivals()
         self._grammars.answer()
@@ -446,7 +479,8 @@ class LLMEngine(EngineOperations):
         try:
             # One step for each call, as in vLLM, also of a plan for several: the caller may add or abort requests
             # between any two. Such a plan ends here, and the next one goes on with the blocks that it has taken.
-            result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
+            with self._interrupts.let_through():
+                result = next(steps_of(plan, self._runner.execute, must_halt=lambda: True))
         except Exception as error:
             core.fail_step(plan, error)
             self._start_over()
@@ -467,14 +501,25 @@ class LLMEngine(EngineOperations):
         self._core.new_scheduler(self._limits)
 
     def _deliver(self) -> None:
-        # A stop string in what is delivered ends its request, which is progress again.
-        while serials := self._core.take_progress():
-            for serial in serials:
-                self._core.advance(serial, self._clock())
+        with self._interrupts.held():
+            # A stop string in what is delivered ends its request, which is progress again.
+            while serials := self._core.take_progress():
+                for serial in serials:
+                    self._core.advance(serial, self._clock())
 
-    def _take_outputs(self) -> list[Any]:
+    def _take_untold(self, request_ids: Container[str] | None) -> list[Any]:
+        if request_ids is None or not self._untold:
+            outputs, self._untold = self._untold, []
+            return outputs
+        outputs = [output for output in self._untold if output.request_id in request_ids]
+        self._untold = [output for output in self._untold if output.request_id not in request_ids]
+        return outputs
+
+    def _take_outputs(self, request_ids: Container[str] | None) -> list[Any]:
         outputs: list[Any] = []
         for request_id, answers in tuple(self._answers.items()):
+            if request_ids is not None and request_id not in request_ids:
+                continue  # merged with what comes, as of any slow reader
             while answers.has_output():
                 entry, output = self._outputs[request_id][0].entry, answers.take()
                 outputs.append(output if entry.request.pooling is None else pooled_tensor(entry))
@@ -527,19 +572,14 @@ class LLMEngine(EngineOperations):
         """Report to the stat loggers; the line in the log appears at most every ten seconds of work."""
         self.tell_stat_loggers()
 
-    def get_metrics(self) -> list[Any]:
-        """Return all metrics as prometheus_client's `Metric` objects, under the prefix `vllm:`.
+    def get_metrics(self) -> list[Metric]:
+        """Return all metrics under the prefix `vllm:`, each a `Counter`, `Gauge`, `Histogram` or `Vector`.
 
         Raises:
             UnsupportedFeature: statistics are off.
         """
-        if not self.log_stats:
-            raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         if self._metrics is None:
-            # Late, because most programs do without prometheus_client.
-            from triolet.observability.prometheus import Metrics
-
-            self._metrics = Metrics(self, prefix="vllm:")
+            raise UnsupportedFeature("get_metrics is not offered: log_stats is off", field="log_stats")
         # Brings the registry up to date.
         self._metrics.render()
-        return list(self._metrics.registry.collect())
+        return metrics_of(self._metrics.registry.collect())

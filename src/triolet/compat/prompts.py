@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 import attrs
 
@@ -13,6 +13,21 @@ from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.tokenizer_interface import Tokenized
 from triolet.errors import InvalidPrompt, InvalidRequest, shown
+
+
+class TextPrompt(TypedDict):
+    """Prompt that is a text; a plain mapping, as in vLLM."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """Prompt that is token ids; a plain mapping, as in vLLM."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]  # text of the ids; shown in the output, and not checked
+    cache_salt: NotRequired[str]
 
 
 @attrs.define

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import attrs
 
@@ -198,31 +198,93 @@ class Tokenizer:
     async def ping(self) -> None:
         """Return, which shows that it answers."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text as a prompt, with the special tokens that the model puts around it."""
-        return list(self._tokenizer.tokenize(Tokenize(text)).token_ids)
+    def encode(self, text: Any, *args: Any, add_special_tokens: bool = True, **options: Any) -> Any:
+        """Return the token ids of a text as a prompt, as the engine encodes it.
 
-    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids."""
-        # transformers' `decode` takes a single id, too.
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        Args:
+            text: of the prompt.
+            *args: further arguments of transformers' `encode`, which has the call then.
+            add_special_tokens: whether the special tokens come with it that the model puts around a text.
+            **options: as `*args`, such as `return_tensors`.
+        """
+        if args or _given(options) or not isinstance(text, str):
+            options["add_special_tokens"] = add_special_tokens
+            return self._transformers.encode(text, *args, **options)
+        message = Tokenize(text, add_special_tokens=add_special_tokens)
+        return list(self._tokenizer.tokenize(message).token_ids)
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        """Return the text of token ids.
+
+        Args:
+            token_ids: a list, an array or a tensor of them, or a single one.
+            skip_special_tokens: whether the texts of special tokens are left out.
+            **options: of transformers' `decode`, which has the call then.
+        """
+        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        ids = [ids] if isinstance(ids, int) else list(ids)
+        if _given(options) or not all(isinstance(one, int) for one in ids):  # several sequences
+            return self._transformers.decode(ids, skip_special_tokens=skip_special_tokens, **options)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+        self,
+        conversation: Sequence[Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Any:
-        """Return the prompt of a conversation.
+        """Return the prompt of a conversation, or those of several.
 
         Args:
-            conversation: its messages.
+            conversation: its messages; a list of such lists for several.
+            tools: see `ChatPrompt`, as for the four that follow.
             tokenize: True for token ids, False for the text.
-            **options: `tools`, `chat_template`, `chat_template_kwargs`, `continue_final_message` and
-                `add_generation_prompt`, which is True by default here.
+            return_dict: whether token ids come with their attention mask, as transformers' own call gives them.
+            tokenizer_kwargs: of that call, as are `padding`, `truncation`, `max_length` and `return_tensors`.
+            **options: further values for the template, such as `enable_thinking`.
+        Raises:
+            InvalidRequest: the template refuses the conversation, or does not read a value.
         """
-        tokenized = self._tokenizer.tokenize(
-            Tokenize(ChatPrompt.parse({"messages": conversation, **options}))
-        )
-        return list(tokenized.token_ids) if tokenize else tokenized.text
+        ways = {name: options.pop(name) for name in _WAYS_TO_ENCODE & options.keys()}
+        ways |= tokenizer_kwargs or {}
+        chat = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": {**(chat_template_kwargs or {}), **options},
+        }
+        is_one = not conversation or isinstance(conversation[0], Mapping)
+        prompts = [
+            self._tokenizer.tokenize(Tokenize(ChatPrompt.parse({"messages": messages, **chat})))
+            for messages in ([conversation] if is_one else conversation)
+        ]
+        if not tokenize:
+            found: list[Any] = [prompt.text for prompt in prompts]
+        elif return_dict or _given(ways):
+            texts: Any = [prompt.text for prompt in prompts]
+            encoded = self._transformers(texts[0] if is_one else texts, add_special_tokens=False, **ways)
+            return encoded if return_dict else encoded["input_ids"]
+        else:
+            found = [list(prompt.token_ids) for prompt in prompts]
+        return found[0] if is_one else found
+
+
+# Options of a call of transformers' tokenizer that `apply_chat_template` hands on.
+_WAYS_TO_ENCODE: Final = frozenset(("padding", "truncation", "max_length", "return_tensors"))
+
+
+def _given(options: Mapping[str, Any]) -> bool:
+    """Return True if an option has a value: programs spell defaults out."""
+    return any(value is not None and value is not False for value in options.values())
 
 
 def tokenizer_of(

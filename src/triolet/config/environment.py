@@ -1,4 +1,4 @@
-"""`TRIOLET_*` variables that nothing reads: most likely a misspelt field."""
+"""`TRIOLET_*` variables: those that nothing reads, most likely a misspelt field, and those with secrets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ OTHER_VARIABLES: Final = frozenset(
     ENVIRONMENT_PREFIX + name
     for name in ("DEBUG", "CPU_TARGET", "PURE_WHEEL", "LIFELINE", "URL", "API_KEY", "CONFIG")
 )
+
+SECRET_VARIABLES: Final = (
+    EngineConfig.secret_variables() | GatewayConfig.secret_variables() | {f"{ENVIRONMENT_PREFIX}API_KEY"}
+)
+"""Variables that no process that computes inherits, and no description shows."""
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str | None]:

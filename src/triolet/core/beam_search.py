@@ -102,9 +102,13 @@ class BeamSearchSequence:
         """Return the score for comparisons; the end-of-sequence token does not count as length."""
         # Each choice has its log-probabilities, so an end that is shown is one where tokens and choices are as many.
         shows_end = self.stop_reason is not None and len(self.output_token_ids) == len(self.logprobs)
-        # As in vLLM, the prompt counts as length, too.
-        length: float = float(len(self.tokens) - shows_end) ** length_penalty
-        return self.cum_logprob / length
+        return _score(self.cum_logprob, len(self.tokens) - shows_end, length_penalty)
+
+
+def _score(cum_logprob: float, num_tokens: int, length_penalty: float) -> float:
+    # As in vLLM, the prompt counts as length, too.
+    length: float = float(num_tokens) ** length_penalty
+    return cum_logprob / length
 
 
 @attrs.frozen
@@ -112,6 +116,34 @@ class BeamSearchOutput:
     """Best answers, best first."""
 
     sequences: tuple[BeamSearchSequence, ...]
+
+
+@attrs.frozen(eq=False)
+class _Way:
+    """Continuation of a beam by one of its next tokens."""
+
+    beam: BeamSearchSequence
+    position: Mapping[int, Logprob]  # what the beam could choose from
+    token_id: int
+    cum_logprob: float  # with that of the token
+    is_end: bool  # True for an end of sequence
+
+    def score(self, length_penalty: float) -> float:
+        """Return the score of the sequence."""
+        return _score(self.cum_logprob, len(self.beam.tokens) + (not self.is_end), length_penalty)
+
+    def sequence(self, *, shows_end: bool) -> BeamSearchSequence:
+        """Return the beam with the token, which is left out if it is an end that is not shown."""
+        tokens, is_end = self.beam.tokens, self.is_end
+        return attrs.evolve(
+            self.beam,
+            tokens=tokens if is_end and not shows_end else (*tokens, self.token_id),
+            # Also in vLLM its log-probability counts, whether it is shown or not.
+            cum_logprob=self.cum_logprob,
+            logprobs=(*self.beam.logprobs, dict(self.position)),
+            finish_reason=FinishReason.STOP if is_end else None,
+            stop_reason=self.token_id if is_end else None,
+        )
 
 
 class BeamSearch:
@@ -136,27 +168,20 @@ class BeamSearch:
         Args:
             choices: for each live beam, its next tokens.
         """
-        ways: list[BeamSearchSequence] = []
-        for beam, position in zip(self.live, choices, strict=True):
-            for token_id, logprob in position.items():
-                way = self._extended(beam, position, token_id, logprob.logprob)
-                (self._completed if way.finish_reason else ways).append(way)
-        self.live = self._best(ways)
+        ways = [
+            _Way(beam, position, token_id, beam.cum_logprob + logprob.logprob, token_id in self._eos)
+            for beam, position in zip(self.live, choices, strict=True)
+            for token_id, logprob in position.items()
+        ]
+        # A beam is as long as the prompt and the answer, so only those that stay are built.
+        self.live = self._taken(way for way in ways if not way.is_end)
+        self._completed = self._best([*self._completed, *self._taken(way for way in ways if way.is_end)])
 
-    def _extended(
-        self, beam: BeamSearchSequence, position: Mapping[int, Logprob], token_id: int, logprob: float
-    ) -> BeamSearchSequence:
-        is_end = token_id in self._eos
-        # Also in vLLM its log-probability counts, whether it is shown or not.
-        hides_token = is_end and not self._params.include_stop_str_in_output
-        return attrs.evolve(
-            beam,
-            tokens=beam.tokens if hides_token else (*beam.tokens, token_id),
-            cum_logprob=beam.cum_logprob + logprob,
-            logprobs=(*beam.logprobs, dict(position)),
-            finish_reason=FinishReason.STOP if is_end else None,
-            stop_reason=token_id if is_end else None,
-        )
+    def _taken(self, ways: Iterable[_Way]) -> list[BeamSearchSequence]:
+        """Return the best of some continuations."""
+        penalty = self._params.length_penalty
+        best = sorted(ways, key=lambda way: way.score(penalty), reverse=True)[: self._params.beam_width]
+        return [way.sequence(shows_end=self._params.include_stop_str_in_output) for way in best]
 
     def _best(self, beams: Iterable[BeamSearchSequence]) -> list[BeamSearchSequence]:
         ranked = sorted(beams, key=lambda beam: beam.score(self._params.length_penalty), reverse=True)

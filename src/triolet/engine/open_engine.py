@@ -20,7 +20,7 @@ from triolet.actors.executors.threads import clean_up_in_thread
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.actors.supervision_tree import build_supervision_tree
 from triolet.actors.supervisor import Supervisor, SupervisorGaveUp, root_cause
-from triolet.actors.tokenizer import LoadTokenizer, make_tokenizer_loader
+from triolet.actors.tokenizer import LoadTokenizer, check_configured_template, make_tokenizer_loader
 from triolet.config.engine import DEFAULT_BLOCK_SIZE, EngineConfig
 from triolet.config.engine_fields import EngineFields
 from triolet.core.engine_core import EngineCore
@@ -132,7 +132,10 @@ async def run_engine(
             restart_log=engine._restart_log,
             autoscale=autoscale,
         )
-        if config.record is not None:  # before the model is loaded, which may take minutes
+        # Both before the model is loaded, which may take minutes.
+        if config.chat_template is not None:
+            await check_configured_template(config, inline=config.runner == "inline")
+        if config.record is not None:
             recorder = open_recorder(config.record)
             stack.push_async_callback(recorder.close)
         async with trio.open_nursery() as nursery:

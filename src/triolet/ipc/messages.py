@@ -284,6 +284,14 @@ class FrameReader:
         """Add received bytes; call `next_payload` until it returns None before adding more."""
         self._buffer += data
 
+    @property
+    def num_missing(self) -> int:
+        """Number of bytes that the frame that has begun still lacks; 0 if none has, or its length is not known yet."""
+        if len(self._buffer) < HEADER_BYTES:
+            return 0
+        _, _, length = _HEADER.unpack_from(self._buffer)
+        return max(HEADER_BYTES + min(int(length), self._max_bytes) - len(self._buffer), 0)
+
     def next_payload(self) -> bytes | None:
         """Return the next whole payload; None until it has arrived.
 

@@ -28,7 +28,7 @@ from triolet.errors import AdapterError
 from triolet.kernels._triton import run_or_reference
 from triolet.kernels.lora import AdapterTiles, LowRankPair, LowRankTable, add_low_rank, add_low_rank_triton
 from triolet.model.architectures.decoder_config import DecoderConfig
-from triolet.model.architectures.weight_map import TensorPlan
+from triolet.model.architectures.weight_map import TensorPlan, parted_heads
 from triolet.model.folder.adapter_files import AdapterFiles, AdapterTensor, read_adapter
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -54,7 +54,8 @@ def adapter_support(config: DecoderConfig, plans: Mapping[str, TensorPlan], max_
             if is_embedding:
                 num_out, num_in = num_in, num_out  # B A is added to its transpose
                 bare = names.embedding  # also where a tied one is stored under the name of the head
-            modules.append(AdapterModule(bare, name, start, num_out, num_in, is_embedding))
+            joined = plan.num_joined_heads
+            modules.append(AdapterModule(bare, name, start, num_out, num_in, is_embedding, joined))
             start += num_out
     if "head.weight" not in plans:  # tied: a module of its own, with the weights of the embedding
         modules.append(AdapterModule(names.head, HEAD, 0, config.vocab_size, config.hidden_size))
@@ -184,17 +185,15 @@ class AdapterBank(Generic[Weights]):
             module = adapted.module
             a = self._tensor(files, adapted.a).to(self.device, self.dtype)
             # Scaled in float32: bfloat16 would round twice.
-            scaled = self._tensor(files, adapted.b).float() * adapted.scaling
+            scaled = self._rows(files, adapted.b, module) * adapted.scaling
             bias = None
             if adapted.bias is not None:
-                bias = (self._tensor(files, adapted.bias).float() * adapted.scaling).to(
-                    self.device, self.dtype
-                )
+                bias = (self._rows(files, adapted.bias, module) * adapted.scaling).to(self.device, self.dtype)
             magnitude = layer_bias = None
             if adapted.magnitude is not None:
                 weight, layer_bias = self._plain(module)
                 merged = weight.float() + (scaled @ self._tensor(files, adapted.a).float()).to(weight.device)
-                stored = self._tensor(files, adapted.magnitude).float().to(weight.device)
+                stored = self._rows(files, adapted.magnitude, module).to(weight.device)
                 magnitude = (stored / merged.norm(dim=1)).to(self.dtype)
             b = scaled.to(self.device, self.dtype)
             pair = LowRankPair(
@@ -207,6 +206,11 @@ class AdapterBank(Generic[Weights]):
         weight, bias = self._layers[module.layer]()
         rows = slice(module.start, module.start + module.num_out)
         return weight[rows], None if bias is None else bias[rows]
+
+    def _rows(self, files: AdapterFiles, stored: AdapterTensor, module: AdapterModule) -> Tensor:
+        """Return what an adapter has for each output of a module, float32, in the order of the decoder's layer."""
+        rows = self._tensor(files, stored).float()
+        return parted_heads(rows, module.num_joined_heads) if module.num_joined_heads else rows
 
     @staticmethod
     def _tensor(files: AdapterFiles, stored: AdapterTensor) -> Tensor:

@@ -38,6 +38,7 @@ from triolet.model.architectures.weight_map import (
     WeightReader,
     WeightSource,
     check_fit,
+    head_name,
     plan_tensors,
 )
 from triolet.model.backends.cpu.plan import adapter_packing, build_cpu_decoder, can_plan, can_quantise
@@ -201,7 +202,7 @@ def load_model(
     asked_tokens = None if pooling is None else pooling.classifier_tokens
     token_ids = classifier_token_ids(folder, asked_tokens) if asked_tokens else None
     token_scores: Scores | None = None
-    family = None if is_bidirectional(config) else native_family(architecture)
+    family = None if is_bidirectional(config) else native_family(architecture, config)
     if family is not None:
         parsed = parse_decoder_config(
             {**config, "architectures": [family]}, folder, max_model_len=max_model_len
@@ -308,14 +309,15 @@ def _check_classifier_tokens(tokens: tuple[str, ...], convert: str, folder: Path
 
 
 def _has_no_head(parsed: DecoderConfig, checkpoint: WeightSource) -> bool:
-    return not parsed.tied_head and f"{parsed.names.head}.weight" not in checkpoint.tensors
+    head = head_name(parsed.names, checkpoint.tensors)
+    return not parsed.tied_head and f"{head}.weight" not in checkpoint.tensors
 
 
 def _without_head(parsed: DecoderConfig) -> DecoderConfig:
     """Return the decoder of a checkpoint without an output head."""
     # The embedding stands in for the head, which nothing is computed with. The pooler reads the scores' head.
     names = attrs.evolve(parsed.names, ignored=(*parsed.names.ignored, "score.weight", *DEEP_HEAD))
-    return attrs.evolve(parsed, tied_head=True, names=names)
+    return attrs.evolve(parsed, tied_head=True, head_bias=False, names=names)
 
 
 def _build(
@@ -490,7 +492,7 @@ def _unpacked(pairs: LayerPairs) -> LayerPairs:
 
 def _stored_layer(reader: WeightReader, layer: str) -> tuple[Tensor, Tensor | None]:
     name = layer if f"{layer}.weight" in reader else "embedding"  # a tied head
-    return reader[f"{name}.weight"], reader.get(f"{name}.bias")
+    return reader[f"{name}.weight"], reader.get(f"{layer}.bias")
 
 
 def _load_gguf(

@@ -284,9 +284,13 @@ def read_token_scores(
     if name not in checkpoint.tensors:
         raise WeightsMismatch(missing=[name], unused=[], misshapen=[])
     weight = checkpoint.read(name)[list(token_ids)].to(device, torch.float32)
+    bias: Tensor | None = None
+    if config.head_bias:
+        [(stored, _)] = plans["head.bias"].sources
+        bias = checkpoint.read(stored)[list(token_ids)].to(device, torch.float32)
 
     def scores(hidden: Tensor) -> Tensor:
-        logits = functional.linear(hidden, weight) * config.logit_scale
+        logits = functional.linear(hidden, weight, bias) * config.logit_scale
         if (cap := config.logit_soft_cap) is not None:
             logits = (logits / cap).tanh() * cap
         return logits[:, 1:] - logits[:, :1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from triolet.router.continuation import Diverged
+from triolet.router.continuation import Diverged, ExpectedText, SentText
 
 Chunk = dict[str, Any]
 Place = tuple[Any, ...]
@@ -21,7 +21,7 @@ class SentChunks:
     """What a client has been sent of one stream of chunks."""
 
     first: Chunk | None = None  # its id and time are those of the whole stream
-    texts: dict[Place, str] = attrs.field(factory=dict)
+    texts: dict[Place, SentText] = attrs.field(factory=dict)
     facts: dict[Place, Any] = attrs.field(factory=dict)  # what is told once, such as role and finish_reason
     num_logprobs: dict[int, int] = attrs.field(factory=dict)  # by choice
     num_token_ids: dict[int, int] = attrs.field(factory=dict)  # by choice
@@ -34,7 +34,7 @@ class SentChunks:
         for choice in chunk.get("choices", ()):
             for place, value in _values(choice):
                 if _is_text(place):
-                    self.texts[place] = self.texts.get(place, "") + value
+                    self.texts.setdefault(place, SentText()).add(value)
                 else:
                     self.facts[place] = value
             index = choice["index"]
@@ -47,12 +47,12 @@ class ChunkContinuation:
     """Makes the chunks of another engine those that follow on what was sent."""
 
     sent: SentChunks
-    _missing: dict[Place, str] = attrs.field(init=False)  # texts that have not come again
+    _expected: dict[Place, ExpectedText] = attrs.field(init=False)
     _num_logprobs: dict[int, int] = attrs.field(init=False)
     _num_token_ids: dict[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._missing = dict(self.sent.texts)
+        self._expected = {place: ExpectedText(text.whole()) for place, text in self.sent.texts.items()}
         self._num_logprobs = dict(self.sent.num_logprobs)
         self._num_token_ids = dict(self.sent.num_token_ids)
 
@@ -76,10 +76,12 @@ class ChunkContinuation:
         has_news = False
         for place, value in _values(choice):
             if _is_text(place):
-                rest = self._rest(place, value)
+                rest = self._expected[place].rest_of(value) if place in self._expected else value
                 has_news |= bool(rest)
                 _put(kept, place, rest)
             elif place not in self.sent.facts:
+                if place[-1] == "finish_reason":
+                    self._check_end(choice["index"])
                 has_news = True
                 _put(kept, place, value)
             elif place[-1] == "finish_reason" and self.sent.facts[place] != value:
@@ -102,12 +104,16 @@ class ChunkContinuation:
             whole["token_ids"] = new_ids
         return whole
 
-    def _rest(self, place: Place, text: str) -> str:
-        missing = self._missing.get(place, "")
-        if not (missing.startswith(text) or text.startswith(missing)):
-            raise Diverged(f"it writes {text[:40]!r} where {missing[:40]!r} was sent")
-        self._missing[place] = missing[len(text) :]
-        return text[len(missing) :]
+    def _check_end(self, index: int) -> None:
+        """Check that a choice, which ends, has all that was sent of it.
+
+        Raises:
+            Diverged: it is shorter.
+        """
+        for place, text in self._expected.items():
+            if place[0] == index and not text.is_here:
+                missing = text.whole[text.num_chars : text.num_chars + 40]
+                raise Diverged(f"it ends where {missing!r} was sent")
 
 
 def _values(choice: Chunk) -> list[tuple[Place, Any]]:

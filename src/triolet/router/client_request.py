@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 
+from triolet.core.dispatch.prompt_blocks import block_hashes, num_tokens
 from triolet.protocol.errors import WireError, unsupported
 from triolet.protocol.json.parsing import JsonLimits, between_windows, parse_object
 from triolet.protocol.responses.response_items import is_reference
@@ -22,39 +23,71 @@ PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")
 ITEMS_AT_ONCE: Final = 16  # of a list that is encoded
 
 
+# Fields that are looked at again while an engine answers. The others are in the text, which is kept for its next
+# engine: parsed they take several times its memory.
+KEPT_FIELDS: Final = (
+    "type", "stream", "stream_id", "store", "seed", "response_id", "previous_response_id",
+)  # fmt: skip
+
+
+@attrs.frozen
+class RoutedPrompt:
+    """What the choice of an engine goes by."""
+
+    hashes: tuple[bytes, ...] = ()  # of its beginnings; see `prompt_blocks`
+    num_tokens: int = 1  # about
+
+    @classmethod
+    def of(cls, text: str, salt: str = "") -> RoutedPrompt:
+        """Return that of a text.
+
+        Args:
+            text: of a prompt.
+            salt: of the client whose prefixes are not others'.
+        """
+        return cls(block_hashes(text, salt), num_tokens(text))
+
+
 @attrs.frozen
 class ParsedRequest:
-    """Fields of a request, and the text of its prompt."""
+    """Fields of a request, and its prompt."""
 
     fields: Mapping[str, Any] = attrs.field(factory=dict)  # empty if it is no JSON object
-    prompt: str = ""  # for the choice of an engine
+    prompt: RoutedPrompt = RoutedPrompt()
     refusal: WireError | None = None  # why no engine can answer it, if that is so
 
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """Fields that are looked at again."""
+        return {name: self.fields[name] for name in KEPT_FIELDS if name in self.fields}
 
-async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str) -> ParsedRequest:
+
+async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str, salt: str = "") -> ParsedRequest:
     """Parse a body or a message; a long one in the parse thread.
 
     Args:
         raw: the text; what is no JSON object has no fields here, and is refused by the engine that gets it.
         limits: on its shape.
         client: API key or address; takes the turns of the parse thread.
+        salt: of the client; see `RoutedPrompt.of`.
     Raises:
         WireError: `json_too_large`.
         ResourceShortage: no thread can be started now.
     """
     if len(raw) < LONG_INPUT_BYTES:
-        return _parsed(raw, limits)
-    return await parse_in_thread(lambda: _parsed(raw, limits), client)
+        return _parsed(raw, limits, salt)
+    return await parse_in_thread(lambda: _parsed(raw, limits, salt), client)
 
 
-def _parsed(raw: str | bytes, limits: JsonLimits) -> ParsedRequest:
+def _parsed(raw: str | bytes, limits: JsonLimits, salt: str) -> ParsedRequest:
     try:
         fields = parse_object(raw, limits)
     except WireError as error:
         if error.code == "json_too_large":
             raise
         return ParsedRequest()
-    return ParsedRequest(fields, "".join(_prompt_pieces(fields)), _refusal(fields))
+    prompt = RoutedPrompt.of("".join(_prompt_pieces(fields)), salt)
+    return ParsedRequest(fields, prompt, _refusal(fields))
 
 
 def _refusal(fields: Mapping[str, Any]) -> WireError | None:

@@ -26,18 +26,76 @@ _DELTA: Final = ".delta"
 _PLACES: Final = ("output_index", "content_index", "summary_index")
 
 
+MAX_PIECES: Final = 256  # of a text before they are joined: a piece of one character takes 50 bytes
+
+
 class Diverged(TrioletError):
     """Another engine gives another answer to the same request."""
 
 
-@attrs.define
+@attrs.define(eq=False)
+class SentText:
+    """Text that was sent piece by piece, which costs no more than its pieces."""
+
+    _joined: list[str] = attrs.field(factory=list)
+    _pieces: list[str] = attrs.field(factory=list)
+
+    def add(self, piece: str) -> None:
+        """Add what was sent next."""
+        self._pieces.append(piece)
+        if len(self._pieces) >= MAX_PIECES:
+            self._joined.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def whole(self) -> str:
+        """Return all that was sent."""
+        return "".join((*self._joined, *self._pieces))
+
+
+@attrs.define(eq=False)
+class ExpectedText:
+    """Text that comes again from another engine, cut otherwise: it is compared with what was sent.
+
+    Args:
+        whole: what was sent.
+    """
+
+    whole: str
+    num_chars: int = 0  # that have come again
+
+    @property
+    def is_here(self) -> bool:
+        """True if all has come again."""
+        return self.num_chars == len(self.whole)
+
+    def rest_of(self, text: str) -> str:
+        """Return what of a piece follows on all that was sent.
+
+        Raises:
+            Diverged: it differs from what was sent.
+        """
+        num_old = min(len(text), len(self.whole) - self.num_chars)
+        if not self.whole.startswith(text[:num_old], self.num_chars):
+            missing = self.whole[self.num_chars : self.num_chars + 40]
+            raise Diverged(f"it writes {text[:40]!r} where {missing!r} was sent")
+        self.num_chars += num_old
+        return text[num_old:]
+
+
+@attrs.define(eq=False)
 class _Unit:
     """One event without text, or adjacent deltas of one text."""
 
     key: tuple[Any, ...]  # type and places
     ids: tuple[str, ...] = ()
-    text: str | None = None  # None for an event that is no delta
+    text: SentText | None = None  # None for an event that is no delta
     num_logprobs: int = 0
+
+    def add(self, event: Event) -> None:
+        """Add a delta."""
+        assert self.text is not None
+        self.text.add(event["delta"])
+        self.num_logprobs += len(event.get("logprobs") or ())
 
 
 @attrs.define(eq=False)
@@ -59,11 +117,10 @@ class SentEvents:
         if not event["type"].endswith(_DELTA):
             self._units.append(_Unit(key, _ids(event)))
         elif last is not None and last.key == key:
-            assert last.text is not None
-            last.text += event["delta"]
-            last.num_logprobs += len(event.get("logprobs") or ())
+            last.add(event)
         elif event["delta"] or event.get("logprobs"):
-            self._units.append(_Unit(key, _ids(event), event["delta"], len(event.get("logprobs") or ())))
+            self._units.append(_Unit(key, _ids(event), SentText()))
+            self._units[-1].add(event)
 
     @property
     def units(self) -> tuple[_Unit, ...]:
@@ -88,7 +145,7 @@ class Continuation:
     sent: SentEvents
     _units: tuple[_Unit, ...] = attrs.field(init=False)
     _place: int = 0  # of the unit that comes next
-    _num_chars: int = 0  # of its text that came again
+    _expected: ExpectedText | None = None  # its text, once a piece of it came again
     _num_logprobs: int = 0
     _ids: dict[str, str] = attrs.field(factory=dict)  # of the first engine, by those of this one
 
@@ -133,30 +190,29 @@ class Continuation:
             self._learn(event, unit)
             self._next_unit()
             return None
-        return self._delta(event, unit, unit.text[self._num_chars :])
+        if self._expected is None:
+            self._expected = ExpectedText(unit.text.whole())
+        return self._delta(event, unit, self._expected)
 
-    def _delta(self, event: Event, unit: _Unit, missing: str) -> Event | None:
-        text, logprobs = event["delta"], event.get("logprobs") or []
-        if not (missing.startswith(text) or text.startswith(missing)):
-            raise Diverged(f"it writes {text[:40]!r} where {missing[:40]!r} was sent")
+    def _delta(self, event: Event, unit: _Unit, expected: ExpectedText) -> Event | None:
+        new, logprobs = expected.rest_of(event["delta"]), event.get("logprobs") or []
         num_old = min(len(logprobs), unit.num_logprobs - self._num_logprobs)
         self._learn(event, unit)
-        self._num_chars += len(text)
         self._num_logprobs += num_old
-        if len(text) < len(missing):
+        if not expected.is_here:
             return None
         is_last = self._place == len(self._units) - 1
         self._next_unit()
-        if len(text) == len(missing) and num_old == len(logprobs):
+        if not new and num_old == len(logprobs):
             return None
         if not is_last:
-            raise Diverged(f"it writes {text[len(missing) :][:40]!r} where nothing followed")
-        rest = {**event, "delta": text[len(missing) :]}
+            raise Diverged(f"it writes {new[:40]!r} where nothing followed")
+        rest = {**event, "delta": new}
         return self._numbered({**rest, "logprobs": logprobs[num_old:]} if "logprobs" in event else rest)
 
     def _next_unit(self) -> None:
         self._place += 1
-        self._num_chars = self._num_logprobs = 0
+        self._expected, self._num_logprobs = None, 0
 
     def _learn(self, event: Event, unit: _Unit) -> None:
         self._ids.update(zip(_ids(event), unit.ids, strict=False))

@@ -1,13 +1,18 @@
 """Engines behind a router: which of them serve, and which one gets a request.
 
     starting --ready--> up --not ready--> draining --ready--> up
+    up --a broken connection--> suspected --ready--> up
     any --shuts down--> leaving
-    any --no answer twice, or a broken connection--> down --ready--> up
+    any --no answer twice, or none when it is suspected--> down --ready--> up
 
 Each engine is asked for its readiness every second. One that sleeps or restarts gets nothing new, and keeps what it
-has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: their
-scopes are cancelled, and the caller places them anew. An engine that accepts connections and answers nothing is down as
+has. One that shuts down hands its requests over, if another engine is up. One that is down loses its requests: its uses
+are ended, and the callers place them anew. An engine that accepts connections and answers nothing is down as
 well, since its `/health` says whether it makes progress.
+
+One that breaks a connection is asked at once. The requests that it has are left alone until it fails to answer: it may
+have broken the connection for what one client did, such as reading too slowly, and where its process has ended every
+other connection breaks by itself.
 
 An engine tells its models whenever it comes up. One that serves others than the fleet is down, and is asked again until
 it serves the same.
@@ -19,6 +24,7 @@ import enum
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import attrs
 import trio
@@ -26,13 +32,19 @@ import trio
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, model_cards, request
 from triolet.core.dispatch.dispatcher import Dispatcher
-from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN, block_hashes, num_tokens
+from triolet.core.dispatch.prompt_blocks import BLOCK_CHARS, CHARS_PER_TOKEN
+from triolet.core.recovery.supervision import shortage_of
 from triolet.protocol.errors import WireError
+from triolet.router.client_request import RoutedPrompt
+from triolet.router.refusals import is_of_engine
 
 CHECK_INTERVAL_S = 1.0
 CHECK_TIMEOUT_S = 3.0
 MAX_PAUSE_S = 30.0  # before engines that refuse to go on with an answer are asked again
 MAX_MISSED = 2  # checks without an answer until an engine is down
+CONNECTION = "a connection to an engine"
+"""What a descriptor is needed for."""
+SHORTAGE_S = 1.0  # until an answer that has begun is tried again where there was no descriptor
 
 logger = logging.getLogger("triolet.router")
 
@@ -42,9 +54,44 @@ class EngineState(enum.Enum):
 
     STARTING = "starting"
     UP = "up"
+    SUSPECTED = "suspected"  # has broken a connection: takes nothing new until it has answered a check
     DRAINING = "draining"  # takes nothing new
     LEAVING = "leaving"  # shuts down
     DOWN = "down"
+
+
+class Endable(Protocol):
+    """Use of an engine: a scope, or an `EngineUse`."""
+
+    def cancel(self) -> None:
+        """End it."""
+        ...
+
+
+@attrs.define(eq=False)
+class EngineUse:
+    """Use of an engine that ends between two pieces of its answer, and not while one is sent to the client."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _is_sending: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+
+    def cancel(self) -> None:
+        """End it, once what is being sent has been sent."""
+        self._is_over = True
+        if not self._is_sending:
+            self.scope.cancel()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Enclose the sending of a piece: what the client was sent is known to be all of it."""
+        self._is_sending = True
+        try:
+            yield
+        finally:
+            self._is_sending = False
+            if self._is_over:
+                self.scope.cancel()
 
 
 @attrs.define(eq=False)
@@ -62,9 +109,10 @@ class RoutedEngine:
     # Names; None until the engine has told them since it came up, empty if it keeps them from the router.
     models: frozenset[str] | None = None
     num_requests: int = 0  # that it has been given
-    # Scopes of its present requests, with what tells whether each may be moved to another engine.
-    scopes: dict[trio.CancelScope, Callable[[], bool]] = attrs.field(factory=dict)
+    # Its present requests, with what tells whether each may be moved to another engine.
+    uses: dict[Endable, Callable[[], bool]] = attrs.field(factory=dict)
     _num_missed: int = 0
+    _alarm: trio.Event = attrs.field(factory=trio.Event)  # it is to be asked at once
     _complaint: str = ""  # why it gets nothing, as the log says
 
     @property
@@ -125,30 +173,27 @@ class Engines:
         """End all requests, for good; those that wait for an engine get none."""
         self.is_closed = True
         for engine in self.all:
-            for scope in tuple(engine.scopes):
-                scope.cancel()
+            for use in tuple(engine.uses):
+                use.cancel()
         self._changed.unpark_all()
 
     # ---------------------------------------------------------------------------------------- requests
 
     def place(
-        self, request_id: str, text: str, salt: str = "", refused_by: Collection[RoutedEngine] = ()
+        self, request_id: str, prompt: RoutedPrompt, refused_by: Collection[RoutedEngine] = ()
     ) -> RoutedEngine | None:
         """Choose the engine of a request; None if none is up.
 
         Args:
             request_id: name of the request, new here.
-            text: of its prompt.
-            salt: of the client whose prefixes are not others'.
+            prompt: of the request.
             refused_by: engines that get it only if no other one is up.
         """
         if refused_by and (others := [one for one in self.up if one not in refused_by]):
             engine = min(others, key=lambda one: self._dispatcher.num_requests(one.number))
-            self._dispatcher.assign(request_id, engine.number, num_tokens(text), trio.current_time())
+            self._dispatcher.assign(request_id, engine.number, prompt.num_tokens, trio.current_time())
             return self._given(engine)
-        placement = self._dispatcher.place(
-            request_id, block_hashes(text, salt), num_tokens(text), trio.current_time()
-        )
+        placement = self._dispatcher.place(request_id, prompt.hashes, prompt.num_tokens, trio.current_time())
         return None if placement is None else self._given(self.all[placement.replica])
 
     def _given(self, engine: RoutedEngine) -> RoutedEngine:
@@ -166,15 +211,30 @@ class Engines:
             refused_by: engines that have refused the answer, with this one.
         """
         refused_by.add(engine)
-        if error.status == 503:
+        if is_of_engine(error):
             self.note_not_ready(engine)
         if not refused_by.issuperset(self.up):
             return
         refused_by.clear()
         if self.up:
-            with trio.move_on_after(min(error.retry_after or CHECK_INTERVAL_S, MAX_PAUSE_S)):
-                while not self.is_closed:
-                    await self._changed.park()
+            await self._pause(min(error.retry_after or CHECK_INTERVAL_S, MAX_PAUSE_S))
+
+    async def pass_over(self, engine: RoutedEngine, refused_by: set[RoutedEngine]) -> None:
+        """Leave an engine that has broken the connection of an answer for another one, and wait if there is none.
+
+        Args:
+            engine: that is lost.
+            refused_by: see `note_refusal`.
+        """
+        refused_by.add(engine)
+        if refused_by.issuperset(self.up):
+            refused_by.clear()
+            await self._pause(CHECK_INTERVAL_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        with trio.move_on_after(pause_s):
+            while not self.is_closed:
+                await self._changed.park()
 
     def note_progress(self, request_id: str, num_chars: int) -> None:
         """Note a part of an answer, the first of which ends the wait for the prompt."""
@@ -186,45 +246,57 @@ class Engines:
         self._dispatcher.finish(request_id, trio.current_time())
 
     @contextmanager
-    def computing(
-        self, engine: RoutedEngine, scope: trio.CancelScope, may_move: Callable[[], bool]
-    ) -> Iterator[None]:
-        """Enclose the use of an engine: the scope is cancelled when it is found to be down, or to shut down.
+    def computing(self, engine: RoutedEngine, use: Endable, may_move: Callable[[], bool]) -> Iterator[None]:
+        """Enclose the use of an engine, which is ended when the engine is found to be down, or to shut down.
 
         Args:
             engine: that is used.
-            scope: in which it is used.
+            use: of it.
             may_move: asked when it shuts down: a request that cannot be moved may finish there.
         """
-        engine.scopes[scope] = may_move
+        engine.uses[use] = may_move
         try:
             yield
         finally:
-            del engine.scopes[scope]
+            del engine.uses[use]
 
     # ------------------------------------------------------------------------------------------ health
 
     def note_lost(self, engine: RoutedEngine) -> None:
-        """Note that an engine has broken a connection: it gets nothing until it has answered a check."""
-        self._become(engine, EngineState.DOWN)
+        """Note that an engine has broken a connection: it gets nothing new until it has answered a check."""
+        if engine.state in (EngineState.SUSPECTED, EngineState.DOWN):
+            return
+        self._become(engine, EngineState.SUSPECTED)
+        engine._num_missed = MAX_MISSED - 1  # the broken connection is the first answer that it owes
+        engine._alarm.set()
 
     def note_not_ready(self, engine: RoutedEngine) -> None:
         """Note that an engine refuses what is new: it gets nothing until a check finds it ready."""
-        self._become(engine, EngineState.DRAINING)
+        if engine.state is EngineState.UP:  # of any other one more is known
+            self._become(engine, EngineState.DRAINING)
 
     async def _watch(self, engine: RoutedEngine) -> None:
         while True:
+            engine._alarm = trio.Event()
             state = await self._checked(engine)
-            if state is EngineState.DOWN and engine.state is not EngineState.DOWN:
-                engine._num_missed += 1
-                if engine._num_missed < MAX_MISSED:
-                    state = engine.state
-            else:
-                engine._num_missed = 0
-            self._become(engine, state)
-            await trio.sleep(CHECK_INTERVAL_S)
+            if engine._alarm.is_set():
+                continue  # it may have answered before it broke the connection
+            if state is not None:
+                self._note_check(engine, state)
+            with trio.move_on_after(CHECK_INTERVAL_S):
+                await engine._alarm.wait()
 
-    async def _checked(self, engine: RoutedEngine) -> EngineState:
+    def _note_check(self, engine: RoutedEngine, state: EngineState) -> None:
+        if state is EngineState.DOWN and engine.state is not EngineState.DOWN:
+            engine._num_missed += 1
+            if engine._num_missed < MAX_MISSED:
+                return
+        else:
+            engine._num_missed = 0
+        self._become(engine, state)
+
+    async def _checked(self, engine: RoutedEngine) -> EngineState | None:
+        """Ask an engine for its readiness; None where there was no room for a connection on this machine."""
         try:
             with trio.fail_after(CHECK_TIMEOUT_S):
                 async with request(engine.root, "/health/ready"):
@@ -237,7 +309,9 @@ class Engines:
             return EngineState.LEAVING if "shutting down" in str(error) else EngineState.DRAINING
         except trio.TooSlowError:
             return EngineState.DOWN
-        except (ServerError, OSError):
+        except (ServerError, OSError) as error:
+            if shortage_of(error, CONNECTION) is not None:
+                return None
             engine.models = None  # there may be another engine at this address a second later
             return EngineState.DOWN
         return EngineState.UP
@@ -268,7 +342,7 @@ class Engines:
             return
         logger.info("engine %s: %s, was %s", engine.address, state.value, engine.state.value)
         engine.state = state
-        if state in (EngineState.DOWN, EngineState.LEAVING):
+        if state in (EngineState.SUSPECTED, EngineState.DOWN, EngineState.LEAVING):
             engine.models = None  # what comes up there may be another one
         known = engine.number in self._dispatcher.replicas
         if state is EngineState.UP:
@@ -276,14 +350,14 @@ class Engines:
         elif state is EngineState.DOWN:
             if known:
                 self._dispatcher.remove_replica(engine.number)
-            for scope in tuple(engine.scopes):
-                scope.cancel()
+            for use in tuple(engine.uses):
+                use.cancel()
         elif known:
             self._dispatcher.drain_replica(engine.number)
         if state is EngineState.LEAVING and self.up:
-            for scope, may_move in tuple(engine.scopes.items()):
+            for use, may_move in tuple(engine.uses.items()):
                 if may_move():
-                    scope.cancel()
+                    use.cancel()
         self._changed.unpark_all()
 
 

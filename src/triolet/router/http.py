@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 import attrs
 import h11
@@ -20,6 +21,7 @@ import trio
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import RECEIVE_BYTES, HttpError, connect, reason_of
 from triolet.config.server import GatewayConfig
+from triolet.core.recovery.supervision import shortage_of
 from triolet.errors import ResourceShortage
 from triolet.observability.prometheus import CONTENT_TYPE, UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access, preflight_headers
@@ -27,10 +29,10 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
 from triolet.router.continuation import Continuation, Diverged, SentEvents
-from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, EngineUse, RoutedEngine
 from triolet.router.refusals import Refused, events_moved, passed_on, unavailable
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
 from triolet.server.transport.client_stream import InputBudget
@@ -47,6 +49,9 @@ OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # n
 HEALTH_PATHS: Final = ("/health", "/ping", "/health/ready")
 CHUNKED: Final = ("/v1/chat/completions", "/v1/completions")
 SEEDED: Final = (*CHUNKED, "/v1/responses")
+PATH_CHARS: Final = (
+    "/:@!$&'()*+,;=~"  # that need no encoding there (RFC 3986, 3.3), beside letters, digits, `_.-`
+)
 # Headers that are about one connection, and not about the request or the answer.
 HOP_HEADERS: Final = frozenset(
     (
@@ -76,15 +81,14 @@ class ClientRequest:
     """Request of a client, whole."""
 
     method: str
-    target: str  # path and query
+    path: str  # without the encoding of URLs
+    target: str  # path and query as the client has sent them
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-    payload: Mapping[str, Any]  # the body, if it is a JSON object; else empty
-    prompt: str  # its text, for the choice of an engine
-
-    @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
+    payload: Mapping[
+        str, Any
+    ]  # of the body, if it is a JSON object, the fields that are looked at; else empty
+    prompt: RoutedPrompt
 
     @property
     def is_stream(self) -> bool:
@@ -100,13 +104,6 @@ class ClientRequest:
         """Id in the path; None if it has none."""
         has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
         return self.path.split("/")[3] if has_id else None
-
-    @property
-    def key(self) -> str:
-        """Authorization of the client; empty without one."""
-        return next(
-            (value.decode("latin-1") for name, value in self.headers if name.lower() == b"authorization"), ""
-        )
 
 
 class RouterApp:
@@ -192,19 +189,26 @@ class RouterApp:
         with self._budget.reservation(client) as reservation:
             body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
             is_read = scope["method"] == "POST"
-            parsed = await parsed_request(body if is_read else b"", self._json_limits, client)
+            key = next(
+                (
+                    value.decode("latin-1")
+                    for name, value in scope["headers"]
+                    if name.lower() == b"authorization"
+                ),
+                "",
+            )
+            parsed = await parsed_request(body if is_read else b"", self._json_limits, client, key)
         if parsed.refusal is not None:
             raise parsed.refusal
-        query = scope.get("query_string", b"").decode("latin-1")
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
             (b"x-request-id", request_id.encode()),
         )
-        target = scope["path"] + (f"?{query}" if query else "")
-        payload = parsed.fields
+        payload = parsed.kept
         if payload.get("stream") is True and is_without_seed(payload) and scope["path"] in SEEDED:
             body = with_field(body, "seed", new_seed())
-        return ClientRequest(scope["method"], target, headers, body, payload, parsed.prompt)
+        path, target = scope["path"], _target_of(scope)
+        return ClientRequest(scope["method"], path, target, headers, body, payload, parsed.prompt)
 
     async def _until_it_disconnects(self, request: ClientRequest, receive: Receive, send: Send) -> None:
         failure: Exception | None = None
@@ -227,45 +231,35 @@ class RouterApp:
     async def _pass_on(self, request: ClientRequest, send: Send) -> None:
         home = self._home_of(request)
         answer = _Answer(request, send, _follower(request), self._homes, home)
-        target = _target(request, home)
         refused_by: set[RoutedEngine] = set()
-        for attempt in range(MAX_MOVES + 1):
+        last: RoutedEngine | None = None
+        for _ in range(MAX_MOVES + 1):
             if self._engines.is_closed or (
                 home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
             ):
                 break
             name = secrets.token_hex(8)
             engine = (
-                home.engine
-                if home is not None
-                else self._engines.place(name, request.prompt, request.key, refused_by)
+                home.engine if home is not None else self._engines.place(name, request.prompt, refused_by)
             )
-            refusal: WireError | None = None
             if engine is None:
                 continue
-            if attempt:
+            if last is not None and engine is not last:
                 self._engines.on_move()
+            last, refusal, is_broken = engine, None, False
             try:
-                answer.begin_again(engine)
-                scope = trio.CancelScope()
-                with scope, self._engines.computing(engine, scope, lambda: home is None and answer.may_move):
-                    async with _asked(engine.address, target, _body(request, home), request) as (
-                        head,
-                        pieces,
-                    ):
-                        if (
-                            answer.has_begun
-                            or head.status_code != 503
-                            or home is not None
-                            or len(self._engines.up) < 2
-                        ):
-                            await self._relay(answer, engine, head, pieces, name)
-                            return
-                        self._engines.note_not_ready(engine)
+                if await self._attempt(request, answer, engine, name, refused_by):
+                    return
             except Refused as error:
                 refusal = error.error
-            except (Broken, ServerError):
-                self._engines.note_lost(engine)
+            except (Broken, ServerError) as error:
+                if (shortage := shortage_of(error, CONNECTION)) is None:
+                    is_broken = True
+                    self._engines.note_lost(engine)
+                elif not answer.has_begun:
+                    raise shortage from None
+                else:
+                    await trio.sleep(SHORTAGE_S)
             except Diverged as error:
                 logger.warning("an answer cannot go on at %s: %s", engine.address, error)
                 break
@@ -275,6 +269,8 @@ class RouterApp:
                 break
             if refusal is not None:
                 await self._engines.note_refusal(engine, refusal, refused_by)
+            elif is_broken:
+                await self._engines.pass_over(engine, refused_by)
         if self._engines.is_closed:
             await answer.fail(shutting_down())
         elif answer.has_begun:
@@ -282,24 +278,43 @@ class RouterApp:
         else:
             await answer.fail(unavailable("No engine could answer."))
 
-    async def _relay(
+    async def _attempt(
         self,
+        request: ClientRequest,
         answer: _Answer,
         engine: RoutedEngine,
-        head: h11.Response,
-        pieces: AsyncIterator[bytes],
         name: str,
-    ) -> None:
-        if answer.has_begun and head.status_code != 200:
-            if head.status_code not in (429, 503):
-                raise Diverged(f"it answers {head.status_code}")
-            body = b"".join([piece async for piece in pieces])
-            error = HttpError(engine.address, head.status_code, body, head.headers)
-            raise Refused(passed_on(error))
-        async for piece in pieces:
-            await answer.add(head, piece)
-            self._engines.note_progress(name, len(piece) // 64)
-        await answer.end(head)
+        refused_by: set[RoutedEngine],
+    ) -> bool:
+        """Have an engine answer; return True when it has, and False if it was found to be down meanwhile."""
+        home, use = answer.home, EngineUse()
+        whole: h11.Response | None = None
+        answer.begin_again(engine)
+        with use.scope, self._engines.computing(engine, use, lambda: home is None and answer.may_move):
+            async with _asked(engine.address, _target(request, home), _body(request, home), request) as asked:
+                head, pieces = asked
+                if answer.has_begun and head.status_code not in (200, 429, 503):
+                    raise Diverged(f"it answers {head.status_code}")
+                if head.status_code != 200 and (
+                    answer.has_begun
+                    or (head.status_code == 503 and home is None and self._has_others(engine, refused_by))
+                ):
+                    body = b"".join([piece async for piece in pieces])
+                    raise Refused(passed_on(HttpError(engine.address, head.status_code, body, head.headers)))
+                async for piece in pieces:
+                    await trio.lowlevel.checkpoint_if_cancelled()  # before the piece counts as sent
+                    with use.sending():
+                        await answer.add(head, piece)
+                    self._engines.note_progress(name, len(piece) // 64)
+                whole = head
+        # Outside of the scope: what becomes of the engine now does not matter any more.
+        if whole is not None:
+            await answer.end(whole)
+        return whole is not None
+
+    def _has_others(self, engine: RoutedEngine, refused_by: set[RoutedEngine]) -> bool:
+        """Return whether there are engines that have not refused a request that this one refuses."""
+        return not refused_by.union((engine,)).issuperset(self._engines.up)
 
     def _home_of(self, request: ClientRequest) -> Home | None:
         if (home := self._homes.of(request.payload.get("previous_response_id"))) is not None:
@@ -323,7 +338,7 @@ class _Answer:
     send: Send
     follower: _Follower | None
     _homes: Homes
-    _home: Home | None = None
+    home: Home | None = None
     has_begun: bool = False
     _engine: RoutedEngine | None = None  # the present one
     _noted: str | None = None  # id of the response at the engine that is noted as its home
@@ -362,15 +377,15 @@ class _Answer:
         if self.request.path == "/v1/responses" and body:
             response_id = json.loads(body)["id"]
             self._note(response_id, response_id)  # first: the client may ask for it at once
-        if self._home is not None and self._home.is_moved and self.request.response_id is not None:
-            body = body.replace(self._home.response_id.encode(), self.request.response_id.encode())
+        if self.home is not None and self.home.is_moved and self.request.response_id is not None:
+            body = body.replace(self.home.response_id.encode(), self.request.response_id.encode())
         await self._begin(head)
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     @property
     def _is_collected(self) -> bool:
         """True if the answer is sent when it is whole."""
-        if self._home is not None and self._home.is_moved:
+        if self.home is not None and self.home.is_moved:
             return not self.request.is_stream
         return self.request.method == "POST" and not self.request.is_stream
 
@@ -411,12 +426,12 @@ class _Follower:
         self._has_chunks = has_chunks
         self._events, self._chunks = SentEvents(), SentChunks()
         self._continuation: Continuation | ChunkContinuation | None = None
-        self._rest = b""
+        self._rest = bytearray()  # of an event that is not whole
         self._has_sent = False
 
     def begin_again(self) -> None:
         """Expect the answer of another engine from its beginning."""
-        self._rest = b""
+        self._rest.clear()
         if self._has_sent:
             self._continuation = (
                 ChunkContinuation(self._chunks) if self._has_chunks else Continuation(self._events)
@@ -424,8 +439,13 @@ class _Follower:
 
     def follow(self, piece: bytes) -> bytes:
         """Return what the client is to be sent for a piece of an engine's answer."""
+        # A long event comes in many pieces: each is looked at once, and the whole when its end is there.
+        seen = max(len(self._rest) - 1, 0)
         self._rest += piece
-        *blocks, self._rest = self._rest.split(b"\n\n")
+        if self._rest.find(b"\n\n", seen) < 0:
+            return b""
+        *blocks, rest = bytes(self._rest).split(b"\n\n")
+        self._rest = bytearray(rest)
         return b"".join(self._block(block) for block in blocks)
 
     def _block(self, block: bytes) -> bytes:
@@ -467,6 +487,14 @@ class _Follower:
             event = self._events.failure("server_error", error.message)
             last = f"event: response.failed\ndata: {json.dumps(event)}\n\n"
         return last.encode() + STREAM_END
+
+
+def _target_of(scope: Mapping[str, Any]) -> str:
+    """Return path and query as the client has sent them; a server need not tell the path so, and it is encoded anew."""
+    path = scope.get("raw_path") or quote(scope["path"], safe=PATH_CHARS).encode()
+    query = scope.get("query_string", b"")
+    whole: bytes = path + (b"?" + query if query else b"")
+    return whole.decode("latin-1")
 
 
 def _route_of(path: str) -> str:
@@ -530,7 +558,7 @@ async def _asked(
             protocol.receive_data(bytes(await stream.receive_some(RECEIVE_BYTES)))
         return event
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes]:
         while isinstance(event := await next_event(), h11.Data):
             yield bytes(event.data)
 
@@ -547,7 +575,8 @@ async def _asked(
                 head = await next_event()
             if not isinstance(head, h11.Response):
                 raise Broken
-            yield head, pieces()
+            async with aclosing(pieces()) as coming:
+                yield head, coming
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError) as error:
             raise Broken from error
 
@@ -556,6 +585,6 @@ def _facts(engine: RoutedEngine) -> dict[str, Any]:
     return {
         "url": str(engine.address),
         "state": engine.state.value,
-        "requests": len(engine.scopes),
+        "requests": len(engine.uses),
         "requests_total": engine.num_requests,
     }

@@ -21,6 +21,9 @@ _CODES: Final = {
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
+# Errors with status 503 of an engine that takes nothing new: it shuts down, or is full. All others are about what the
+# one request wants, such as a model that cannot be loaded, or a grammar that takes too long.
+_OF_ENGINE: Final = ("service_unavailable", "too_many_connections")
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -45,6 +48,11 @@ def events_moved() -> WireError:
     """Return the error for the events of a response that another engine went on with."""
     message = "The response was moved to another engine, and its events cannot be read again."
     return WireError(message, code="response_not_found", status=404)
+
+
+def is_of_engine(error: WireError) -> bool:
+    """Return True for a refusal that other requests would get from this engine now, too."""
+    return error.status == 503 and error.code in _OF_ENGINE
 
 
 def passed_on(error: HttpError) -> WireError:

@@ -10,6 +10,7 @@ import trio
 from triolet.client.address import ServerAddress
 from triolet.config.server import GatewayConfig
 from triolet.router.service import Router
+from triolet.server.transport.serving_process import prepare_to_serve
 from triolet.server.transport.shutdown import StopSignals
 
 FIRST_CHECKS_S = 5.0  # that the URL is not told while some engine has not answered
@@ -26,6 +27,7 @@ def run(addresses: Sequence[ServerAddress], config: GatewayConfig) -> None:
         SystemExit: with 130 after a Ctrl-C; SIGTERM ends the program with 0.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    prepare_to_serve()
     signals = StopSignals()
     trio.run(serve, Router(addresses, config), signals, restrict_keyboard_interrupt_to_checkpoints=True)
     signals.raise_for_interrupt()

@@ -19,14 +19,15 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, get_json
 from triolet.config.server import GatewayConfig
+from triolet.core.recovery.supervision import shortage_of
 from triolet.core.request.request import TraceHeaders
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.engines import CHECK_TIMEOUT_S, Engines, RoutedEngine
+from triolet.router.engines import CHECK_TIMEOUT_S, CONNECTION, Engines, RoutedEngine
 from triolet.router.http import RouterApp
-from triolet.router.refusals import passed_on, unavailable
+from triolet.router.refusals import is_of_engine, passed_on, unavailable
 from triolet.router.websocket import Homes, RoutedConnection
 from triolet.server.transport.client_stream import client_address
 from triolet.server.transport.ids import request_id_of
@@ -77,7 +78,7 @@ class Router:
             (
                 "engine_requests",
                 "Requests that an engine is computing for this router.",
-                lambda one: len(one.scopes),
+                lambda one: len(one.uses),
             ),
         )
         for name, text, value_of in measured:
@@ -167,9 +168,11 @@ class Router:
             except HttpError as error:
                 if error.status < 500:  # it is this client that is refused
                     raise passed_on(error) from None
-                if error.status == 503:
+                if is_of_engine(passed_on(error)):
                     self.engines.note_not_ready(engine)
-            except ServerError:
+            except ServerError as error:
+                if (shortage := shortage_of(error, CONNECTION)) is not None:
+                    raise of_exception(shortage) from error
                 self.engines.note_lost(engine)
         raise unavailable("No engine answers.")
 
@@ -183,6 +186,7 @@ class Router:
             self._homes,
             key,
             self._json_limits,
+            self.config.max_message_bytes,
             self._metrics.note_error,
             trace_headers,
         )

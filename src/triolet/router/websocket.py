@@ -27,19 +27,21 @@ from trio_websocket import ConnectionClosed
 from triolet.client.address import ServerAddress
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost
+from triolet.core.recovery.supervision import shortage_of
 from triolet.core.request.request import TraceHeaders
 from triolet.errors import ResourceShortage
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json.encoding import encode
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.client_request import is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
-from triolet.router.engines import Engines, RoutedEngine
+from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
 from triolet.router.owed import OwedAnswers
 from triolet.router.refusals import (
     Refused,
     events_moved,
+    is_of_engine,
     passed_on,
     refusal_of_event,
     refusal_of_frames,
@@ -51,7 +53,9 @@ from triolet.server.transport.websocket import SendQueue, ServerSocket
 MAX_MOVES: Final = 8  # of one response
 NO_ENGINE_S: Final = 30.0  # that a turn waits for an engine
 MAX_LANES: Final = 64
-MAX_QUEUED: Final = 256  # turns of one client that wait
+MAX_QUEUED: Final = 256  # turns of one client
+MAX_WAITING: Final = 4  # of the longest messages: turns that wait, and messages about one turn
+MAX_CONTROLS: Final = 256  # messages about one turn that its next engine has to get, too
 GOING_AWAY: Final = (1001, "the server is going away")  # as an engine says it
 MAX_HOMES: Final = 100_000  # responses of which the router knows where they are
 
@@ -94,8 +98,8 @@ class RoutedTurn:
     """One message that an engine answers with a response or an error."""
 
     text: str  # the message
-    payload: Mapping[str, Any]  # empty if it is no JSON object
-    prompt: str  # its text, for the choice of an engine
+    payload: Mapping[str, Any]  # its fields that are looked at; empty if it is no JSON object
+    prompt: RoutedPrompt
     stream_id: str | None
     refusal: WireError | None = None  # why no engine can answer it, if that is so
     request_id: str = attrs.field(factory=lambda: secrets.token_hex(8))  # for the dispatcher
@@ -104,6 +108,7 @@ class RoutedTurn:
     continuation: Continuation | None = None
     upstream: ClientWebSocket | None = None
     controls: list[Mapping[str, Any]] = attrs.field(factory=list)  # messages about it
+    num_control_chars: int = 0  # of all of these
     num_controls_sent: int = 0  # to the present engine
     owed: OwedAnswers = attrs.field(init=False)  # by the present engine
     noted: str | None = None  # id of the response at the engine that the router knows it to be at
@@ -119,6 +124,12 @@ class RoutedTurn:
         for control in self.controls:
             self.owed.add(control)
         self.continuation = Continuation(self.sent) if self.sent.num_events else None
+
+    def forget_controls(self) -> None:
+        """Forget the messages that its engine has got, if no other one will ever get them."""
+        if self.is_bound and self.num_controls_sent == len(self.controls):
+            self.controls.clear()
+            self.num_controls_sent = self.num_control_chars = 0
 
     @property
     def previous_id(self) -> str | None:
@@ -153,6 +164,7 @@ class RoutedConnection:
         homes: of all clients' responses.
         api_key: of the client, which the engines check; None without one.
         limits: on the shape of messages.
+        max_message_bytes: length of the longest message, which bounds those that wait.
         on_error: told of status and code of each error that the client gets.
         trace_headers: of the client's upgrade request, which engines get with theirs.
     """
@@ -164,15 +176,18 @@ class RoutedConnection:
         homes: Homes,
         api_key: str | None,
         limits: JsonLimits,
+        max_message_bytes: int,
         on_error: Callable[[int, str], None],
         trace_headers: TraceHeaders = (),
     ) -> None:
         self._socket, self._engines, self._homes, self._api_key = socket, engines, homes, api_key
         self._limits, self._on_error, self._trace_headers = limits, on_error, trace_headers
+        self._max_waiting_chars = MAX_WAITING * max_message_bytes
         self._upstreams: Upstreams
         self._send_queue = SendQueue()
         self._lanes: dict[str | None, deque[RoutedTurn]] = {}  # the first turn of each is the present one
         self._num_queued = 0
+        self._num_waiting_chars = 0  # of turns behind the present ones
         self._is_draining = False
         self._nursery: trio.Nursery | None = None
 
@@ -222,20 +237,20 @@ class RoutedConnection:
 
     async def _receive(self, text: str) -> None:
         try:
-            parsed = await parsed_request(text, self._limits, self._socket.client)
+            parsed = await parsed_request(text, self._limits, self._socket.client, self._api_key or "")
         except (WireError, ResourceShortage) as error:
             self._tell_error(None, of_exception(error))
             return
         payload = parsed.fields
         is_control = payload.get("type") in ("response.cancel", "response.steer")
         if is_control and (turn := self._turn_of(payload)) is not None:
-            await self._control(turn, payload)
+            await self._control(turn, payload, len(text))
             return
         stream_id = payload.get("stream_id")
         self._queue(
             RoutedTurn(
                 text,
-                payload,
+                parsed.kept,
                 parsed.prompt,
                 stream_id if isinstance(stream_id, str) else None,
                 refusal=parsed.refusal,
@@ -256,10 +271,18 @@ class RoutedConnection:
                 return turns[0]
         return None
 
-    async def _control(self, turn: RoutedTurn, payload: Mapping[str, Any]) -> None:
+    async def _control(self, turn: RoutedTurn, payload: Mapping[str, Any], num_chars: int) -> None:
+        turn.forget_controls()
+        num_kept = len(turn.controls)
+        if num_kept >= MAX_CONTROLS or (
+            num_kept and turn.num_control_chars + num_chars > self._max_waiting_chars
+        ):
+            self._refuse_more(turn.stream_id, f"{num_kept} messages about this response wait for its engine.")
+            return
         if payload["type"] == "response.steer":
             turn.is_bound = True
         turn.controls.append(payload)
+        turn.num_control_chars += num_chars
         turn.owed.add(payload)
         await _send_controls(turn)
 
@@ -270,8 +293,12 @@ class RoutedConnection:
         lane = self._lanes.get(turn.stream_id)
         if self._num_queued >= MAX_QUEUED or (lane is None and len(self._lanes) >= MAX_LANES):
             message = f"A connection can have {MAX_QUEUED} responses in {MAX_LANES} lanes."
-            error = WireError(message, code="rate_limit_exceeded", status=429, type="rate_limit_error")
-            self._tell_error(turn.stream_id, error)
+            self._refuse_more(turn.stream_id, message)
+            return
+        num_chars = self._num_waiting_chars + len(turn.text)
+        if lane is not None and self._num_waiting_chars and num_chars > self._max_waiting_chars:
+            message = f"Messages that wait must have at most {self._max_waiting_chars} characters together."
+            self._refuse_more(turn.stream_id, message)
             return
         self._num_queued += 1
         if lane is None:
@@ -279,7 +306,13 @@ class RoutedConnection:
             self._lanes[turn.stream_id] = deque([turn])
             self._nursery.start_soon(self._run_lane, turn.stream_id)
         else:
+            self._num_waiting_chars = num_chars
             lane.append(turn)
+
+    def _refuse_more(self, stream_id: str | None, message: str) -> None:
+        """Tell that this client is too far ahead of its answers."""
+        error = WireError(message, code="rate_limit_exceeded", status=429, type="rate_limit_error")
+        self._tell_error(stream_id, error)
 
     async def _run_lane(self, stream_id: str | None) -> None:
         turns = self._lanes[stream_id]
@@ -289,6 +322,8 @@ class RoutedConnection:
             finally:
                 turns.popleft()
                 self._num_queued -= 1
+                if turns:
+                    self._num_waiting_chars -= len(turns[0].text)
         del self._lanes[stream_id]
         self._close_if_drained()
 
@@ -299,8 +334,10 @@ class RoutedConnection:
             self._tell_error(turn.stream_id, turn.refusal)
             return
         refused_by: set[RoutedEngine] = set()
-        for attempt in range(MAX_MOVES + 1):
+        last: RoutedEngine | None = None
+        for _ in range(MAX_MOVES + 1):
             refusal: WireError | None = None
+            is_broken = False
             home = self._home_of(turn)
             if self._engines.is_closed or (
                 home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
@@ -312,12 +349,13 @@ class RoutedConnection:
             engine = (
                 home.engine
                 if home is not None
-                else self._engines.place(turn.request_id, turn.prompt, self._api_key or "", refused_by)
+                else self._engines.place(turn.request_id, turn.prompt, refused_by)
             )
             if engine is None:
                 continue
-            if attempt:
+            if last is not None and engine is not last:
                 self._engines.on_move()
+            last = engine
             try:
                 if await self._attempt(turn, engine, home):
                     return
@@ -328,7 +366,7 @@ class RoutedConnection:
                 return
             except (HttpError, Refused) as error:
                 refusal = passed_on(error) if isinstance(error, HttpError) else error.error
-                if refusal.status == 503:
+                if is_of_engine(refusal):
                     self._engines.note_not_ready(engine)
                 may_pass = refusal.status == 503 or (refusal.status == 429 and turn.sent.num_events)
                 if home is not None or not may_pass:
@@ -338,7 +376,13 @@ class RoutedConnection:
                 if (refusal := refusal_of_frames(error)) is not None:
                     self._refuse(turn, refusal)
                     return
-                if error.close_code is None:
+                if (shortage := shortage_of(error, CONNECTION)) is not None:  # this machine's
+                    if not turn.sent.num_events:
+                        self._refuse(turn, of_exception(shortage))
+                        return
+                    await trio.sleep(SHORTAGE_S)
+                elif error.close_code is None:
+                    is_broken = True
                     self._engines.note_lost(engine)
                 else:  # its other connections may go on
                     self._engines.note_not_ready(engine)
@@ -349,6 +393,8 @@ class RoutedConnection:
                 break
             if refusal is not None:
                 await self._engines.note_refusal(engine, refusal, refused_by)
+            elif is_broken:
+                await self._engines.pass_over(engine, refused_by)
         if self._engines.is_closed:
             self._refuse(turn, shutting_down())
         else:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import count
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
-# A literal, a class or a comment, in which no name stands; or a name.
-_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[\w-]+', re.DOTALL)
+# A literal, a class or a comment, in which no name stands; or line breaks with comments before them, perhaps amid a
+# rule; or a name.
+_GBNF_PART = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'
+    r"|(?<![ \t\r])(?:[ \t\r]*+(?:#[^\n]*+)?\n)++[ \t]*+(?P<amid>(?=[^\s#])(?![\w-]+[ \t]*::=))?"
+    r"|#[^\n]*|(?P<name>[\w-]+)",
+    re.DOTALL,
+)
 
 _GBNF_CHARACTER = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -22,23 +30,36 @@ def lark_grammar(grammar: str) -> str:
     """
     if _GBNF_RULE.search(grammar) is None:
         return grammar
-    # The conversion takes dashes for underscores, and no notice of case.
-    names = {part.replace("-", "_").lower() for part in _GBNF_PART.findall(grammar)}
-    # The rule that begins an answer is `root`, and gets this name.
-    start = next(name for number in range(len(names) + 1) if (name := f"start_{number}") not in names)
+    names = _converted_names(filter(None, (found["name"] for found in _GBNF_PART.finditer(grammar))))
 
     def known_to_llguidance(found: re.Match[str]) -> str:
         part = found[0]
-        if part.startswith("#"):
-            return part
         if part[0] in '"[':
             return _GBNF_CHARACTER.sub(_character, part)
-        return start if part == "start" else part
+        # llama.cpp has line breaks amid a rule in brackets only, and other readers of the notation anywhere.
+        return names.get(part, part) if found["amid"] is None else " "
 
     try:
         return gbnf_to_lark(_GBNF_PART.sub(known_to_llguidance, grammar))
     except Exception as error:  # it raises nothing more special
         raise ValueError(str(error)) from error
+
+
+def _converted_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a name for each name of a rule, such that the conversion keeps them apart."""
+    # It takes dashes for underscores, and no notice of case. `root` begins an answer, and is called `start` by it.
+    converted: dict[str, str] = {"root": "root"}
+    taken = {"root", "start"}
+    for name in names:
+        plain = name.replace("-", "_").lower()
+        if name not in converted and not name.isdigit():  # digits are a number of repetitions
+            converted[name] = next(
+                other
+                for number in count()
+                if (other := f"{plain}_{number}" if number else plain) not in taken
+            )
+            taken.add(converted[name])
+    return converted
 
 
 def _character(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.structured_outputs.ascii_regex import ascii_classes
 from triolet.structured_outputs.grammar_notation import lark_grammar
-from triolet.structured_outputs.json_schema import drop_unknown_formats, forbid_additional_properties
+from triolet.structured_outputs.json_schema import forbid_additional_properties, known_to_llguidance
 from triolet.structured_outputs.special_tokens import TEXT, SpecialToken, delimiter_rule, text_until_delimiter
 from triolet.structured_outputs.tool_call_grammar import tool_calls_source
 
@@ -79,7 +79,7 @@ def _checked_whitespace(pattern: str) -> str:
 def _json_source(schema: Any, params: StructuredOutputsParams) -> str:
     if not isinstance(schema, dict):  # true and false are schemas, too; options cannot be written into them
         schema = {"anyOf": [schema]}
-    text = json.dumps(drop_unknown_formats(schema))
+    text = json.dumps(known_to_llguidance(schema))
     return LLMatcher.grammar_from_json_schema(text, overrides=_json_options(params))
 
 
@@ -113,4 +113,4 @@ def _structure(
 
 
 def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
-    return "%json " + json.dumps({**drop_unknown_formats(schema), "x-guidance": _json_options(params)})
+    return "%json " + json.dumps({**known_to_llguidance(schema), "x-guidance": _json_options(params)})

@@ -39,6 +39,8 @@ from triolet.nano import PATH as NANO
 Answers = str | Sequence[str] | Callable[[str], str]
 """One answer for every request, one for each in the order of their arrival, or a function from prompt to answer."""
 
+_Key = tuple[str, int, tuple[int, ...]]  # id, seed and prompt of a request
+
 NUM_KV_BLOCKS = 1024
 
 
@@ -71,7 +73,7 @@ class ScriptedModel(Executor):
         self.num_crashes = 0
         """Planted crashes so far."""
         self._answers = answers
-        self._scripts: dict[str, Sequence[int] | str] = {}  # by request id
+        self._scripts: dict[_Key, Sequence[int] | str] = {}
         self._rows: dict[int, _Row] = {}
         self._failures: list[str] = []
         self._crashes_after: int | None = None  # steps
@@ -188,16 +190,16 @@ class ScriptedModel(Executor):
 
     def _script(self, start: RowStart) -> Sequence[int] | str:
         """Return the tokens of a request's answer, or why it fails; the same if it comes again after a crash."""
-        if start.request_id not in self._scripts:
+        # The id alone is free again when a request has ended, and another one may have it.
+        key: _Key = start.request_id, start.seed, start.prompt_token_ids
+        if key not in self._scripts:
             try:
-                self._scripts[start.request_id] = self._next_script(start)
+                self._scripts[key] = self._next_script(start)
             except (
                 Exception
             ) as error:  # of the test's own function: it fails the request that it was asked for
-                self._scripts[start.request_id] = (
-                    f"the scripted answer raised {type(error).__name__}: {error}"
-                )
-        return self._scripts[start.request_id]
+                self._scripts[key] = f"the scripted answer raised {type(error).__name__}: {error}"
+        return self._scripts[key]
 
     def _next_script(self, start: RowStart) -> Sequence[int] | str:
         assert self._tokenizer is not None, "`bind` comes first"

@@ -56,7 +56,7 @@ class Rank:
         assert self._group is not None, "steps come after the load"
         return self._group.any(self.transport.has_request())
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: Reply | bytes) -> None:
         self.transport.reply(reply)
 
     def fileno(self) -> int:

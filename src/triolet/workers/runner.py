@@ -69,6 +69,7 @@ from triolet.workers.step_pipeline import StepPipeline
 
 SHORT_BYTES = 2**12  # at most, of nearly all requests
 READ_BYTES = 2**16  # what a pipe holds on Linux
+LONG_BYTES = 2**20  # read at once of a long request, such as a tensor: a socket holds some of them
 LAST_FD = 2**32 - 1
 SYS_CLOSE_RANGE = 436  # on every architecture
 CLOSE_RANGE_UNSHARE = 2  # from <linux/close_range.h>
@@ -100,8 +101,8 @@ class Transport(Protocol):
         """Return whether a request is unread, or the engine has closed the connection."""
         ...
 
-    def reply(self, reply: Reply) -> None:
-        """Send a reply; return when all of it is sent."""
+    def reply(self, reply: Reply | bytes) -> None:
+        """Send a reply, or the frame of one; return when all of it is sent."""
         ...
 
     def fileno(self) -> int:
@@ -135,7 +136,7 @@ class FdTransport:
             ready = {fd for fd, _ in poll.poll()}
             # First what the device is to do next: it may be about to run out of work.
             if self.requests_fd in ready:
-                if not (data := self._read()):
+                if not (data := self._read(reader.num_missing)):
                     break
                 reader.feed(data)
                 yield from REQUESTS.messages(reader)
@@ -144,7 +145,10 @@ class FdTransport:
                 yield None
         reader.close()
 
-    def _read(self) -> bytes:
+    def _read(self, num_expected: int) -> bytes:
+        if num_expected > SHORT_BYTES:
+            with suppress(MemoryError):
+                return os.read(self.requests_fd, min(num_expected, LONG_BYTES))
         data = os.read(self.requests_fd, SHORT_BYTES)
         if len(data) == SHORT_BYTES and self.has_request():
             # Not from the beginning: each read takes memory for the most that it may give.
@@ -160,8 +164,8 @@ class FdTransport:
         poll.register(self.requests_fd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def reply(self, reply: Reply) -> None:
-        rest = memoryview(REPLIES.pack(reply))
+    def reply(self, reply: Reply | bytes) -> None:
+        rest = memoryview(reply if isinstance(reply, bytes) else REPLIES.pack(reply))
         while rest:
             rest = rest[os.write(self.replies_fd, rest) :]
 
@@ -208,7 +212,7 @@ def _leave(status: int) -> NoReturn:
 
 def _replies(
     load: Load, transport: Transport, prepare: Callable[[OnProgress], None] | None = None
-) -> Iterator[Reply]:
+) -> Iterator[Reply | bytes]:
     runner: StepRunner | None = None
     pipeline: StepPipeline | None = None
     for request in transport.requests():
@@ -250,23 +254,22 @@ def _replies(
                 threading.Thread(target=_prepare, args=(runner, request), daemon=True).start()
 
 
-def _answer(runner: StepRunner | None, request: CallWorker) -> CallAnswer:
-    """Make a call into the worker; whatever it raises is told, and the worker goes on."""
+def _answer(runner: StepRunner | None, request: CallWorker) -> bytes:
+    """Make a call into the worker; return the frame of its answer. What it raises is told, and the worker goes on."""
     outcome = WorkerOutcome()
     try:
         args, kwargs = unpack_value(request.arguments, _tensor_of)
         call = WorkerCall(request.target, request.is_on_model, tuple(args), kwargs, request.invalidates)
         outcome = outcome_of(runner, call)
         if outcome.error is None:
-            answer = CallAnswer(pack_value(outcome.value, _tensor_bytes))
-            REPLIES.pack(answer)  # a frame that is too long is an error of the call, not of the connection
-            return answer
+            # A frame that is too long is an error of the call, not of the connection.
+            return REPLIES.pack(CallAnswer(pack_value(outcome.value, _tensor_bytes)))
     except Exception as error:  # torch raises many kinds for tensors that are not plain bytes
         rule = f"the result of {request.target} must be plain values and tensors that fit into a message; {error}"
         outcome = WorkerOutcome(error=shortage_of(error, "a call into the worker") or TypeError(rule))
     assert outcome.error is not None
     _log_mistake(outcome.error)
-    return CallAnswer(b"", describe(outcome.error))
+    return REPLIES.pack(CallAnswer(b"", describe(outcome.error)))
 
 
 def _tensor_bytes(value: object) -> bytes | None:

@@ -14,6 +14,7 @@ import trio.testing
 from tests.actors.executors.harness import executor_that, first_step, ignore, remote_that, step_ahead
 from tests.actors.harness import unexpected
 from triolet.actors.executors.connection import (
+    LONG_BYTES,
     READ_BYTES,
     SHORT_BYTES,
     FrameWriter,
@@ -21,6 +22,7 @@ from triolet.actors.executors.connection import (
 )
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.remote.link import StreamFrameWriter
+from triolet.ipc.messages import REPLIES, CallAnswer
 
 NUM_STEPS = 40
 
@@ -149,6 +151,32 @@ async def test_short_messages_are_read_into_little_memory_and_long_ones_in_few_r
         assert sizes == [SHORT_BYTES, READ_BYTES][:num_reads]
 
 
+async def test_a_long_frame_is_read_in_few_reads_of_bounded_memory(
+    ends: tuple[trio.socket.SocketType, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(fd: int, num_bytes: int) -> bytes:
+        sizes.append(num_bytes)
+        return take(num_bytes)
+
+    def take(num_bytes: int) -> bytes:
+        data = bytes(frame[:num_bytes])
+        del frame[:num_bytes]
+        return data
+
+    ours, theirs = ends
+    message = CallAnswer(bytes(range(256)) * 2**14)
+    frame, sizes, reader = bytearray(REPLIES.pack(message)), list[int](), REPLIES.reader()
+    theirs.sendall(b"readable")
+    monkeypatch.setattr(os, "read", read)
+    while (payload := reader.next_payload()) is None:
+        reader.feed(await receive_when_ready(ours, reader.num_missing))
+    monkeypatch.undo()
+    assert REPLIES.unpack(payload) == message
+    assert sizes[:2] == [SHORT_BYTES, READ_BYTES]
+    assert max(sizes) == LONG_BYTES and len(sizes) == 6  # 4 MiB
+    assert reader.num_missing == 0
+
+
 async def test_a_long_message_is_read_in_small_parts_where_memory_is_short(
     ends: tuple[trio.socket.SocketType, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +192,7 @@ async def test_a_long_message_is_read_in_small_parts_where_memory_is_short(
     message = bytes(range(250)) * 100
     theirs.sendall(message)
     while len(data) < len(message):
-        data += await receive_when_ready(ours)
+        data += await receive_when_ready(ours, len(message) - len(data))
     assert data == message
 
 

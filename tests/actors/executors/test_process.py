@@ -824,7 +824,8 @@ async def test_a_call_of_a_method_that_there_is_not_leaves_no_traceback_and_a_mi
 
 
 async def test_no_secret_reaches_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIOLET_API_KEYS", "key-of-the-environment")
+    for name in ("API_KEYS", "PRIORITY_KEYS", "WORKER_TOKEN", "API_KEY"):
+        monkeypatch.setenv(f"TRIOLET_{name}", "key-of-the-environment")
     asked = []
     pack = REQUESTS.pack
 

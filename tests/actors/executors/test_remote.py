@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 import trustme
 
 from tests.actors.executors.harness import (
@@ -44,7 +45,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.recovery.recovery_state import is_external
 from triolet.errors import ConfigError, FrameError, ModelError, RunnerDied, WorkerRefused
 from triolet.ipc.handshake import CHALLENGE_BYTES, HELLO, PROOF_BYTES, Hello, refusal_of, seal
-from triolet.ipc.messages import LAYOUT, REPLIES, Pong
+from triolet.ipc.messages import LAYOUT, REPLIES, Pong, ProcessEnded
 
 SOON_S = 300.0  # on a machine under load; nothing takes this long when all is well
 FAKE_WORKER = (sys.executable, "-P", "-m", "tests.actors.executors.fake_worker")
@@ -486,6 +487,48 @@ async def test_a_worker_tells_how_its_process_has_ended(
     assert str(died.value).endswith(words)
     assert is_external(died.value) == (misdeed == "kill")
     assert not died.value.is_lost
+
+
+LAST_WORDS = "import os; os.read(0, 1); os.write(1, b'R' * 50_000); os._exit(3)"
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="waits for a process that another task reaps")
+async def test_what_a_process_behind_tls_has_sent_last_arrives_though_the_engine_still_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spawned: list[agent.WorkerProcess] = []
+
+    def spawn(*args: Any) -> agent.WorkerProcess:
+        spawned.append(start(*args))
+        return spawned[-1]
+
+    start = agent._spawn
+    monkeypatch.setattr(agent, "_spawn", spawn)
+    here, engine = trio.testing.memory_stream_pair()
+    pump = here.send_stream.send_all_hook
+    assert pump is not None
+
+    async def when_the_process_has_ended() -> None:
+        here.send_stream.send_all_hook = pump
+        wait = partial(os.waitid, os.P_PID, spawned[0].popen.pid, os.WEXITED | os.WNOWAIT)
+        await trio.to_thread.run_sync(wait)
+        await engine.send_all(b"a plan that was made ahead")
+        try:
+            await trio.testing.wait_all_tasks_blocked()
+        except trio.Cancelled:
+            here.send_stream.get_data_nowait()  # a record of TLS that is not whole is none
+            raise
+        await pump()
+
+    here.send_stream.send_all_hook = when_the_process_has_ended
+    await engine.send_all(b"P")
+    behind = Agent(Address("127.0.0.1", 1), "token", command=[sys.executable, "-c", LAST_WORDS])
+    await behind._compute_behind(here, behind.command)
+    received = bytearray()
+    last = REPLIES.pack(ProcessEnded(3))
+    while not received.endswith(last):
+        received += await engine.receive_some()
+    assert received == b"R" * 50_000 + last
 
 
 async def test_a_machine_that_ends_in_a_step_is_lost_and_no_request_is_a_suspect(

@@ -20,6 +20,7 @@ from triolet.actors.executors.call_frames import packed_call
 from triolet.actors.executors.contract import Executor
 from triolet.actors.executors.in_process import InlineExecutor, ThreadExecutor
 from triolet.config.engine import EngineConfig
+from triolet.core.step_plan import StepRunner
 from triolet.core.worker_call import WorkerCall
 from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
@@ -34,6 +35,7 @@ from triolet.errors import (
     WorkerCallTimeout,
 )
 from triolet.ipc.failures import rebuild_call_error
+from triolet.ipc.messages import HEADER_BYTES, REPLIES, REQUESTS, CallAnswer, CallWorker, Way
 from triolet.workers import runner
 
 RUNNERS = ["inline", "thread", "process"]
@@ -108,6 +110,35 @@ async def test_a_result_that_cannot_be_read_is_the_calls_error_and_the_process_g
         assert executor._process is first
 
 
+async def test_the_message_of_a_call_is_packed_once_at_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[str] = []
+
+    def pack(way: Way[Any], message: Any) -> bytes:
+        packed.append(type(message).__name__)
+        return pack_message(way, message)
+
+    pack_message = Way.pack
+    monkeypatch.setattr(Way, "pack", pack)
+    executor = make("process")
+    async with executor.running():
+        await executor.start(ignore)
+        packed.clear()
+        outcome = await executor.call(WorkerCall("echo", False, ("x",), {}), 30.0)
+        assert (outcome.value, packed) == ((["x"], {}), ["CallWorker"])
+    packed.clear()
+    told(Misbehaving().load(EngineConfig(model="nowhere"), ignore)[0], packed_call(WorkerCall("echo")))
+    assert packed == ["CallWorker", "CallAnswer"]
+
+
+def told(worker: StepRunner, frame: bytes) -> CallAnswer:
+    """Return the answer of a runner to the frame of a call."""
+    request = REQUESTS.unpack(frame[HEADER_BYTES:])
+    assert isinstance(request, CallWorker)
+    answer = REPLIES.unpack(runner._answer(worker, request)[HEADER_BYTES:])
+    assert isinstance(answer, CallAnswer)
+    return answer
+
+
 def tensors_without_plain_bytes() -> dict[str, torch.Tensor]:
     return {
         "sparse": torch.eye(2).to_sparse(),
@@ -128,7 +159,7 @@ async def test_a_tensor_that_cannot_cross_the_pipe_is_the_calls_error(kind: str)
         def call(self, call: WorkerCall) -> Any:
             return tensor
 
-    answer = runner._answer(Returning(), packed_call(WorkerCall("a_tensor")))
+    answer = told(Returning(), packed_call(WorkerCall("a_tensor")))
     assert answer.failure is not None and answer.failure.kind == "TypeError"
     assert "the result of a_tensor must be plain values and tensors" in answer.failure.message
 
@@ -144,7 +175,7 @@ async def test_a_call_for_which_there_is_no_memory_is_a_shortage_of_the_call(
         monkeypatch.setattr(module, "pack_value", fail)
     with pytest.raises(ResourceShortage, match="memory for a call into the worker"):
         packed_call(WorkerCall("echo"))
-    answer = runner._answer(Misbehaving().load(EngineConfig(model="nowhere"), ignore)[0], request)
+    answer = told(Misbehaving().load(EngineConfig(model="nowhere"), ignore)[0], request)
     assert answer.failure is not None and answer.failure.kind == "ResourceShortage"
     assert isinstance(rebuild_call_error(answer.failure), ResourceShortage)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, combinations, pairwise
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -65,3 +66,27 @@ def test_a_token_is_decoded_by_itself_once() -> None:
     text_of = token_decoder(decode)
     assert [text_of(7, ()) for _ in range(3)] == [" a"] * 3
     assert asked == [(7,), (7, 7)]
+
+
+def test_however_tokens_cut_characters_their_texts_together_are_the_text() -> None:
+    text = "a\u4f60\u597db\U0001f600"
+    written = text.encode()
+    for cuts in chain.from_iterable(combinations(range(1, len(written)), number) for number in range(4)):
+        pieces = [written[a:b] for a, b in pairwise([0, *cuts, len(written)])]
+
+        def decode(token_ids: Sequence[int], pieces: list[bytes] = pieces) -> str:
+            return b"".join(pieces[token_id] for token_id in token_ids).decode(errors="replace")
+
+        token_ids = list(range(len(pieces)))
+        text_of = token_decoder(decode)
+        assert "".join(text_of(one, token_ids[:one]) for one in token_ids) == text, pieces
+
+
+def test_a_part_of_a_character_that_nothing_began_is_shown_as_the_text_shows_it() -> None:
+    pieces = [b"a", b"\xa0\xe5", b"\xa5\xbd", b"\xbdb"]
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return b"".join(pieces[token_id] for token_id in token_ids).decode(errors="replace")
+
+    text_of = token_decoder(decode)
+    assert [text_of(one, range(one)) for one in range(4)] == ["a", "", "\ufffd\u597d", "\ufffdb"]

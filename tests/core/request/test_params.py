@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.core.request.param_validation import MAX_ENTRIES, MAX_INT64, MAX_STOP_STRING_CHARS, MIN_INT64
-from triolet.core.request.params import MAX_N, MIN_TEMPERATURE, RequestOutputKind, SamplingParams
+from triolet.core.request.params import (
+    MAX_N,
+    MIN_TEMPERATURE,
+    NOT_OFFERED,
+    RequestOutputKind,
+    SamplingParams,
+)
 from triolet.errors import InvalidParams, shown
 
 NAN, INF = math.nan, math.inf
@@ -555,6 +561,21 @@ def test_what_was_not_said_is_the_default() -> None:
     assert SamplingParams.from_optional(temperature=0.5, stop="a") == SamplingParams(
         temperature=0.5, stop="a"
     )
+
+
+def test_arguments_of_vllm_that_ask_for_nothing_are_let_through() -> None:
+    nothing = dict.fromkeys(NOT_OFFERED)
+    for made in (SamplingParams(seed=3, **nothing), SamplingParams.from_optional(seed=3, **nothing)):
+        assert made == SamplingParams(seed=3, skip_clone=True) == SamplingParams(seed=3)
+    for name in NOT_OFFERED:
+        with pytest.raises(TypeError, match=f"^Unexpected keyword argument '{name}'$"):
+            SamplingParams(**{name: [1]})
+
+
+def test_a_temperature_that_is_raised_is_told_at_the_line_that_gives_it() -> None:
+    with pytest.warns(UserWarning, match="is raised to") as caught:
+        SamplingParams(temperature=0.001)
+    assert caught[0].filename == __file__
 
 
 def test_biases_of_a_request_have_texts_as_keys_and_are_cut() -> None:

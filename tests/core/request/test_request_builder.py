@@ -25,7 +25,12 @@ from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, Unsuppor
 
 EMBEDDER = PoolingInfo(tasks=("embed", "token_embed"), size=8)
 GRAMMAR = StructuredOutputsParams(regex="a")
-THINK = ((1, 2), (3,))  # ids of the marks around reasoning
+THINK = (
+    (1, 2),
+    (3,),
+    (4, 5),
+    (),
+)  # ids of the marks around reasoning, of a part of the second one, and of no text
 T = TypeVar("T")
 
 
@@ -415,7 +420,7 @@ def tokens(text: str) -> Tokenized:
 
 
 def marks(opening: str = "<think>", closing: str = "</think>") -> Tokenize:
-    return Tokenize(None, marks=(opening, closing))
+    return Tokenize(None, marks=(opening, closing, closing[:-1], ""))
 
 
 def rules(*, is_open: bool, budget: int | None = None) -> ThinkingRules:
@@ -474,6 +479,24 @@ def test_a_grammar_holds_from_where_the_reasoning_ends() -> None:
 def test_marks_of_reasoning_are_those_of_the_format() -> None:
     asked, _ = constrained("hi", MARKS, parser="mistral", thinking_token_budget=5)
     assert asked == [marks("[THINK]", "[/THINK]")]
+
+
+@pytest.mark.parametrize(
+    ("closing", "beginning", "num_certain"),
+    [
+        ((5, 6, 7), (5, 6), 2),
+        ((5, 6, 7), (5, 8), None),  # which the mark does not begin with
+        ((5, 6), (5, 6), None),  # which is all of the mark
+        ((3,), (5, 6), None),
+    ],
+)
+def test_a_closing_mark_of_several_tokens_goes_on_as_it_began(
+    closing: tuple[int, ...], beginning: tuple[int, ...], num_certain: int | None
+) -> None:
+    said = ids(marks_token_ids=((1, 2), closing, beginning, ()))
+    _, found = constrained("hi", said, None, structured_outputs=GRAMMAR)
+    assert found is not None and found.thinking is not None
+    assert (found.thinking.closing_token_ids, found.thinking.num_certain) == (closing, num_certain)
 
 
 def test_the_format_of_reasoning_is_that_of_the_template_unless_it_is_named() -> None:

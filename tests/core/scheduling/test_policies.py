@@ -23,7 +23,7 @@ def names(shares: list[tuple[str, int, int]]) -> list[str]:
 
 
 def priority_stage(**config: object) -> Stage:
-    return Stage(policy="priority", priority_aging_s=10.0, max_num_seqs=2, **config)
+    return Stage(**({"policy": "priority", "priority_aging_s": 10.0, "max_num_seqs": 2} | config))
 
 
 def fair_stage(**config: object) -> Stage:
@@ -98,6 +98,43 @@ def test_a_better_priority_takes_blocks_where_rows_are_free() -> None:
     stage.step()
     stage.add("b", 9, priority=0)
     assert names(stage.step()) == ["b"]
+
+
+def long_stage(**config: object) -> Stage:
+    """Of 12 blocks a request of the best priority holds 8 soon, and one of a worse priority 2."""
+    stage = priority_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64, **config)
+    stage.add("best", 28, priority=0)
+    stage.add("worse", 7, priority=1)
+    stage.step()
+    return stage
+
+
+def test_no_request_is_preempted_for_one_that_would_have_too_few_blocks_even_then() -> None:
+    stage = long_stage(max_num_seqs=3)
+    stage.add("next", 24, priority=0, max_tokens=1)  # 6 blocks
+    assert [names(stage.step()) for _ in range(2)] == [["best", "worse"]] * 2
+    assert (stage.waiting(), stage.scheduler.counters.num_preemptions) == (["next"], 0)
+
+
+def test_a_request_that_cannot_have_room_yet_does_not_keep_the_next_step_from_being_planned_ahead() -> None:
+    stage = long_stage(max_num_seqs=3, async_scheduling=True)
+    stage.add("next", 24, priority=0, max_tokens=1)
+    scheduler = stage.scheduler
+    assert scheduler.plan_step(1.0) is not None
+    assert scheduler.may_plan
+    ahead = scheduler.plan_step(1.0)
+    assert ahead is not None
+    assert ahead.is_ahead
+
+
+def test_all_that_make_way_are_preempted_where_their_blocks_together_are_room_enough() -> None:
+    stage = priority_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64, max_num_seqs=4)
+    for name in "abc":
+        stage.add(name, 12, priority=1)
+    stage.step()
+    stage.add("next", 24, priority=0)
+    assert names(stage.step()) == ["next", "a"]
+    assert stage.waiting() == ["b", "c"]
 
 
 def test_a_better_priority_goes_before_the_prompts_of_others() -> None:

@@ -584,6 +584,22 @@ def test_a_key_of_any_visible_characters_opens_the_page_and_a_refused_one_is_ask
 
 
 @pytest.mark.slow
+def test_a_message_that_is_too_long_for_the_server_fails_with_its_reason_and_is_not_sent_again(
+    browser: Any,
+) -> None:
+    with serve("--max-message-bytes", "4096") as server, opened(browser, server.url) as page:
+        page.fill("#prompt", "x" * 5000)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".turn[data-state=failed]")
+        said = page.inner_text(".turn .state")
+        assert said == "The server refused this: a message must have at most 4096 bytes."
+        page.wait_for_selector("#connection[data-state=open]", state="attached")
+        send(page, "Hello!")
+        page.wait_for_selector(DONE)
+        assert page.evaluate("document.querySelectorAll('.turn[data-state=active]').length") == 0
+
+
+@pytest.mark.slow
 def test_a_page_that_cannot_begin_says_why(browser: Any, server: Server) -> None:
     with browser.new_context() as window:
         page = window.new_page()

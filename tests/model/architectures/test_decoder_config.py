@@ -32,10 +32,13 @@ def parse(architecture: str, *, max_model_len: int | None = None, **fields: Any)
 
 
 # Fields without which a config class describes no model: DeepSeek V2 has no number of experts per token, GLM 4.5
-# heads of 42 dimensions of which 21 turn, LFM2 with experts no kinds of layers.
+# heads of 42 dimensions of which 21 turn, LFM2 with experts no kinds of layers, and ERNIE 4.5 and HunYuan have fewer
+# experts than the numbers that are tried.
 NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2Config": {"num_experts_per_tok": 4},
     "Glm4MoeConfig": {"head_dim": 128},
+    "Ernie4_5_MoeConfig": {"moe_num_experts": 128},
+    "HunYuanMoEV1Config": {"num_experts": 128},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 16},
 }
 
@@ -244,7 +247,13 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
         ("GPT2LMHeadModel", UnsupportedModel, {"add_cross_attention": True}, "add_cross_attention"),
         ("Qwen3ForCausalLM", UnsupportedModel, {"layer_types": ["chunked_attention"] * 32}, "layer_types"),
         ("Qwen3ForCausalLM", UnsupportedModel, {"layer_types": ["full_attention"]}, "layer_types"),
-        ("OPTForCausalLM", UnsupportedModel, {}, "OPTForCausalLM"),
+        ("OlmoForCausalLM", UnsupportedModel, {}, "OlmoForCausalLM"),
+        ("OPTForCausalLM", ModelFileError, {"hidden_size": 100, "num_attention_heads": 3}, "hidden_size"),
+        ("CohereForCausalLM", ModelFileError, {"logit_scale": 0.0}, "logit_scale"),
+        ("Ernie4_5_MoeForCausalLM", UnsupportedModel, {"moe_norm_min": 0.1}, "moe_norm_min"),
+        ("ExaoneMoeForCausalLM", UnsupportedModel, {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+        ("HunYuanMoEV1ForCausalLM", ModelFileError, {"moe_topk": [1]}, "moe_topk"),
+        ("HunYuanMoEV1ForCausalLM", ModelFileError, {"moe_topk": 2}, "num_experts_per_tok"),
         ("LlamaForCausalLM", ModelFileError, {"hidden_size": "big"}, "hidden_size"),
         ("LlamaForCausalLM", ModelFileError, {"hidden_size": 0}, "hidden_size"),
         ("LlamaForCausalLM", ModelFileError, {"num_hidden_layers": True}, "num_hidden_layers"),

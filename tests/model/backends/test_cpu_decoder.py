@@ -31,6 +31,9 @@ PLANNED = (
     "granite", "smollm3", "olmo2", "olmo3", "exaone4", "cohere2", "glm", "glm4", "starcoder2",
     "ministral", "ministral3", "mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss",
     "helium", "ernie4.5", "ernie4.5-biased", "seed-oss", "seed-oss-biased", "granite-moe-shared", "olmoe", "glm4-moe",
+    "arcee", "jais2", "cwm", "opt", "opt-unbiased", "gpt-neox", "gpt-neox-serial", "phi", "phi-normed", "stablelm",
+    "stablelm-parallel", "cohere", "cohere-normed", "apertus", "apertus-biased", "hunyuan", "hunyuan-moe",
+    "minimax-m2", "ernie4.5-moe", "ernie4.5-moe-sparse", "solar-open", "exaone-moe",
 )  # fmt: skip
 
 
@@ -78,8 +81,11 @@ def test_widths_need_be_no_multiples_of_the_vectors(
     torch.testing.assert_close(planned, in_torch, rtol=1e-4, atol=1e-4)
 
 
-def test_gelu_gates_are_planned_too(load: Callable[..., CausalModel], tmp_path: Path) -> None:
-    folder = make_model("llama-plain", tmp_path, hidden_act="gelu_pytorch_tanh")
+@pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "gelu"])
+def test_gelu_gates_are_planned_too(
+    activation: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    folder = make_model("llama-plain", tmp_path, hidden_act=activation)
     ids = tokens(20)
     models = load(folder, ""), load(folder, None)
     assert isinstance(models[0], CpuDecoder)
@@ -87,11 +93,10 @@ def test_gelu_gates_are_planned_too(load: Callable[..., CausalModel], tmp_path: 
     torch.testing.assert_close(planned, in_torch, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama-plain", "mixtral"])
-def test_what_the_plan_does_not_know_stays_in_torch(
-    family: str, load: Callable[..., CausalModel], tmp_path: Path
-) -> None:
-    assert isinstance(load(make_model(family, tmp_path, hidden_act="gelu"), ""), Decoder)
+def test_what_the_plan_does_not_know_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path) -> None:
+    # It does not look for the best groups of experts.
+    folder = make_model("glm4-moe", tmp_path, n_group=3, topk_group=2)
+    assert isinstance(load(folder, ""), Decoder)
 
 
 def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path) -> None:
@@ -100,7 +105,11 @@ def test_float16_stays_in_torch(load: Callable[..., CausalModel], tmp_path: Path
 
 @on_every_cpu_variant
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma2", "gpt2", "olmo2", "cohere2", "qwen2-moe", "gpt-oss"]
+    "family",
+    [
+        *("llama", "qwen3", "gemma2", "gpt2", "olmo2", "cohere2", "qwen2-moe", "gpt-oss"),
+        *("gpt-neox", "stablelm-parallel", "hunyuan"),
+    ],
 )
 def test_a_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bit(
     family: str, variant: str, load: Callable[..., CausalModel], tmp_path: Path

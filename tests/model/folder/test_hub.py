@@ -13,7 +13,7 @@ from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.tiny import make_model
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound
-from triolet.model.folder.hub import resolve_folder
+from triolet.model.folder.hub import gguf_kinds, resolve_folder
 from triolet.model.load import load_model
 
 MODEL = "somebody/tiny-llama"
@@ -251,3 +251,32 @@ def test_a_type_that_a_repository_lacks_or_has_twice_is_refused(hub: FakeHub, gg
     hub.folders["somebody/two-GGUF"] = ggufs
     with pytest.raises(ModelNotFound, match=r"found Other-Q8_0\.gguf, Tiny-Q8_0\.gguf"):
         resolve_folder("somebody/two-GGUF:Q8_0")
+
+
+def test_every_gguf_file_of_a_folder_has_the_type_that_finds_it(hub: FakeHub, ggufs: Path) -> None:
+    (ggufs / "Other-Q4_K_S.gguf").write_bytes(b"GGUF")  # so that this type finds two
+    found = gguf_kinds(ggufs)
+    assert {kind: path.name for kind, path in found.items()} == {
+        "BF16": "Tiny-BF16-00001-of-00002.gguf",
+        "Q4_K_M": "Tiny-Q4_K_M.gguf",
+        "Q8_0": "Tiny-Q8_0.gguf",
+        "q5_0": "tiny.q5_0.gguf",
+    }
+    for kind, path in found.items():
+        assert resolve_folder(f"{GGUF_REPOSITORY}:{kind}").name == path.name
+
+
+def test_a_repository_or_folder_of_gguf_files_is_refused_with_what_to_name(hub: FakeHub, ggufs: Path) -> None:
+    with pytest.raises(
+        ModelFileError, match=f"is missing; .* with its type, such as {GGUF_REPOSITORY}:Q4_K_M"
+    ):
+        resolve_folder(GGUF_REPOSITORY)
+    file = ggufs / "Tiny-Q4_K_M.gguf"
+    with pytest.raises(ModelFileError, match=f"is missing; a GGUF file is a model by itself, such as {file}"):
+        resolve_folder(str(ggufs))
+
+
+@pytest.mark.parametrize("page", ["https://huggingface.co/", "huggingface.co/", "hf.co/"])
+def test_the_address_of_a_page_of_the_hub_is_refused_with_the_id(page: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"on the hub it is 'Qwen/Qwen3-0\.6B'"):
+        resolve_folder(f"{page}Qwen/Qwen3-0.6B")

@@ -473,6 +473,6 @@ def test_a_setting_that_is_not_supported_is_named(
 
 def test_a_quantised_folder_of_another_family_is_refused(tmp_path: Path) -> None:
     _, quantized = make_folders(tmp_path, "gptq-4")
-    change_json(quantized / "config.json", architectures=["OPTForCausalLM"], model_type="opt")
+    change_json(quantized / "config.json", architectures=["OlmoForCausalLM"], model_type="olmo")
     with pytest.raises(UnsupportedModel, match="quantised"):
         load_model(str(quantized))

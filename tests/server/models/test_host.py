@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,16 @@ import triolet
 from tests.actors.harness import FakeExecutor, assert_all_blocks_back, fake_engine
 from tests.server.responses.websocket_client import connected, text_of
 from tests.server.routes.harness import HELLO, Answer, ChatTokenizer, Scene
+from tests.server.routes.test_chat import NINE_CHARACTERS
 from triolet.config.engine import EngineConfig
 from triolet.config.server import GatewayConfig
 from triolet.engine.engine import Engine
 from triolet.errors import ModelNotFound
+from triolet.nano import PATH as NANO
 from triolet.server import create_app
 from triolet.server.models.host import FurtherModel
 from triolet.server.responses.service import ResponsesService, open_gateway
+from triolet.testing import open_fake_engine
 
 LOAD_S = 3.0
 MODELS = {
@@ -260,6 +265,53 @@ async def test_one_websocket_asks_several_models_and_continues_a_response_of_ano
         third = (await client.until_ended())[-1]["response"]
         assert third["model"] == "third"
         assert third["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+async def test_the_successor_of_a_steered_response_is_of_the_same_model(
+    loads: Loads, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_server() as (_, gateway), connected(gateway) as client:
+        await client.create(model="second", max_output_tokens=150)
+        while not any(event["type"] == "response.output_text.delta" for event in client.events):
+            await client.next_events()
+        response_id = client.events[0]["response"]["id"]
+        steer = {"type": "response.steer", "previous_response_id": response_id, "input": "!"}
+        await client.send(steer)
+        events = await client.until_ended(2)
+    steered, successor = (event["response"] for event in events if event["type"].endswith("incomplete"))
+    assert (steered["id"], steered["incomplete_details"]) == (response_id, {"reason": "steered"})
+    assert (steered["model"], successor["model"]) == ("second", "second")
+    assert successor["usage"]["input_tokens"] > steered["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("transport", ["HTTP", "WebSocket"])
+async def test_the_ids_of_calls_are_those_that_the_template_of_a_further_model_takes(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    shutil.copytree(NANO, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(NINE_CHARACTERS)
+
+    def open_mistral(config: EngineConfig) -> AbstractAsyncContextManager[Engine]:
+        fields = {"tokenizer": str(tmp_path), "served_model_name": config.model_name}
+        return open_fake_engine('[TOOL_CALLS]f{"a":1}', **fields)
+
+    monkeypatch.setitem(vars(triolet), "open_engine", open_mistral)
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    body: dict[str, Any] = {"model": "second", "tools": [tool], "max_output_tokens": 40}
+    async with open_server() as (site, gateway), connected(gateway) as client:
+
+        async def respond(**fields: Any) -> Any:
+            if transport == "HTTP":
+                return (await site.post("/v1/responses", {**body, **fields})).json
+            await client.create(**body, **fields)
+            return (await client.until_ended())[-1]["response"]
+
+        first = await respond(input="Hi")
+        [call] = first["output"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        second = await respond(input=[result], previous_response_id=first["id"])
+    assert (call["call_id"].isalnum(), len(call["call_id"])) == (True, 9)
+    assert second["status"] == "completed"
 
 
 async def test_an_operator_sees_and_stops_models_and_other_keys_do_not(

@@ -93,7 +93,9 @@ async def test_a_client_that_knows_more_than_the_journal_is_refused(
         assert (told["type"], told["error"]["code"]) == ("error", "response_not_found")
 
 
-async def test_a_full_disk_ends_the_journal_and_no_response(
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()], ids=repr)
+async def test_a_full_disk_or_a_shortage_of_memory_ends_the_journal_and_no_response(
+    error: Exception,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -104,7 +106,7 @@ async def test_a_full_disk_ends_the_journal_and_no_response(
         before = list(client.events)
 
         def full(*arguments: object) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
 
         monkeypatch.setattr(os, "write", full)
         with caplog.at_level(logging.WARNING):

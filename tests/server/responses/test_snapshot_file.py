@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +31,6 @@ from triolet.server.responses.snapshot_file import (
     read_file,
     restore_responses,
     save_responses,
-    write_file,
 )
 
 GRACE_S = 5.0
@@ -325,30 +323,6 @@ async def test_a_file_that_can_not_be_taken_up_is_put_aside_and_the_server_begin
     assert str(path) in told and reason in told
     assert os.listdir(tmp_path) == ["kept.refused"]
     assert (tmp_path / "kept.refused").read_bytes() == data
-
-
-def test_the_file_is_whole_and_for_nobody_else(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    path.write_text("of an earlier one")
-    path.chmod(0o644)
-    write_file(path, b"what is asked and answered")
-    assert path.read_bytes() == b"what is asked and answered"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["kept"]
-
-
-def test_a_file_that_could_not_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "kept"
-    path.write_text("of an earlier one")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_file(path, b"what is asked and answered")
-    assert path.read_text() == "of an earlier one" and os.listdir(tmp_path) == ["kept"]
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:

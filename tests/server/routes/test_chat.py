@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -257,9 +258,19 @@ async def test_a_deadline_ends_the_answer_with_what_there_is(autojump_clock: tri
     assert past.error[0] == 400
 
 
-async def test_a_shutdown_in_the_middle_is_said_in_the_stream(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, HELLO),
+        ("/v1/completions", {"model": MODEL, "prompt": ["HELLO", "HI"], "max_tokens": 100}),
+    ],
+    ids=["chat", "completions of several prompts"],
+)
+async def test_a_shutdown_in_the_middle_is_said_in_the_stream(
+    path: str, body: Mapping[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
     async with serving() as scene, trio.open_nursery() as nursery:
-        call = scene.call("POST", CHAT, {**HELLO, "stream": True})
+        call = scene.call("POST", path, {**body, "stream": True})
         nursery.start_soon(call.run)
         await trio.sleep(5.5 * STEP_S)
         await scene.engine.drain(trio.current_time() + STEP_S)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from triolet.cli.models.presets import Preset
 from triolet.cli.reply import Reply
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -54,6 +55,7 @@ class ModelEntry:
 
     name: str
     remark: str = ""  # such as its longest context
+    is_present: bool = False  # the one in use
 
 
 class ChatBackend(Protocol):
@@ -89,5 +91,5 @@ class ChatBackend(Protocol):
     async def models(self) -> list[ModelEntry]:
         """Return the models that `switch` takes."""
 
-    async def switch(self, model: str) -> None:
-        """Use another model from here on; on an error the present one stays."""
+    async def switch(self, model: str) -> Preset | None:
+        """Use another model from here on, and return its preset if it has one; on an error the present one stays."""

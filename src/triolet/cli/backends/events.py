@@ -19,7 +19,8 @@ ENDINGS: Final = ("response.completed", "response.incomplete", "response.failed"
 GONE: Final = ("response_not_found", "previous_response_not_found")
 # Sent by a server that is about to end: the next one may serve the request.
 RETRIED: Final = ("service_unavailable", "websocket_connection_limit_reached")
-_TOO_LONG: Final = "; /clear begins a new conversation, /undo takes back the last exchange"
+TOO_LONG: Final = "context_length_exceeded"
+_TOO_LONG_HINT: Final = "; /clear begins a new conversation, /undo takes back the last exchange"
 
 
 class RefusedByServer(TrioletError):
@@ -31,7 +32,7 @@ class RefusedByServer(TrioletError):
     """
 
     def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message + (_TOO_LONG if code == "context_length_exceeded" else ""))
+        super().__init__(message + (_TOO_LONG_HINT if code == TOO_LONG else ""))
         self.code = code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import trio
 
 from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
 from triolet.cli.loading import opened
+from triolet.cli.models.chosen import config_of
 from triolet.cli.models.hub_cache import cached_models
+from triolet.cli.models.presets import Preset, usable_presets
 from triolet.cli.reply import Reply, explain_waiting
 from triolet.config.engine import BUILT_IN_MODEL, EngineConfig
 from triolet.core.request.params import RequestOutputKind, SamplingParams
@@ -21,20 +24,33 @@ if TYPE_CHECKING:
     from triolet.engine.engine import Engine
 
 
+OtherModels = Callable[[str], tuple[Preset, EngineConfig]]
+"""Returns what the name of a model, or of a preset, means, and its configuration."""
+
+
+def by_name(text: str) -> tuple[Preset, EngineConfig]:
+    """Return the model of that name in the default configuration."""
+    preset = Preset(name=text, model=text)
+    return preset, config_of(preset, {})
+
+
 @attrs.define(eq=False)
 class LocalBackend:
     """Engine in this process, which can be exchanged for another one."""
 
     _nursery: trio.Nursery
     _config: EngineConfig
+    _other_models: OtherModels = by_name
     _engine: Engine = attrs.field(init=False)
     _leave: trio.Event = attrs.field(factory=trio.Event, init=False)  # ends the engine
     _has_left: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     @classmethod
-    async def open(cls, stack: AsyncExitStack, config: EngineConfig) -> LocalBackend:
+    async def open(
+        cls, stack: AsyncExitStack, config: EngineConfig, other_models: OtherModels = by_name
+    ) -> LocalBackend:
         """Load the model; the engine closes with `stack`."""
-        backend = cls(await stack.enter_async_context(trio.open_nursery()), config)
+        backend = cls(await stack.enter_async_context(trio.open_nursery()), config, other_models)
         await backend._load(config)
         stack.callback(backend.close)
         return backend
@@ -121,14 +137,16 @@ class LocalBackend:
     async def models(self) -> list[ModelEntry]:
         found = [ModelEntry(BUILT_IN_MODEL, "ships with triolet")]
         found += await trio.to_thread.run_sync(_cached_models)
-        if all(entry.name not in (self.model, self._config.model) for entry in found):
-            found.insert(0, ModelEntry(self._config.model or self.model))
-        return found
+        model = self._config.model or BUILT_IN_MODEL
+        if all(entry.name != model for entry in found):
+            found.insert(0, ModelEntry(model))
+        found += [
+            ModelEntry(one.name, f"preset of {one.model or BUILT_IN_MODEL}") for one in usable_presets()
+        ]
+        return [attrs.evolve(entry, is_present=entry.name in (model, self.model)) for entry in found]
 
-    async def switch(self, model: str) -> None:
-        config = attrs.evolve(
-            self._config, model=None if model == BUILT_IN_MODEL else model, served_model_name=None
-        )
+    async def switch(self, model: str) -> Preset:
+        preset, config = self._other_models(model)
         before = self._config
         # Closed first: two models may not fit into memory together.
         self._leave.set()
@@ -139,6 +157,7 @@ class LocalBackend:
             with trio.CancelScope(shield=True):
                 await self._load(before)
             raise
+        return preset
 
 
 def _deliver(events: tuple[AnswerEvent, ...], reply: Reply, sink: ReplySink) -> None:
@@ -159,7 +178,7 @@ def _cached_models() -> list[ModelEntry]:
     except OSError:
         return []
     return [
-        ModelEntry(one.name, f"{one.size_bytes / 1e9:.1f} GB in the cache")
+        ModelEntry(name, f"{size / 1e9:.1f} GB in the cache")
         for one in models
-        if one.has_weights
+        for name, size in one.usable.items()
     ]

@@ -15,11 +15,11 @@ import attrs
 import trio
 
 from triolet.cli.backends.base import ModelEntry, ReplyRequest, ReplySink
-from triolet.cli.backends.events import GONE, RETRIED, RefusedByServer, ResponseReader
+from triolet.cli.backends.events import GONE, RETRIED, TOO_LONG, RefusedByServer, ResponseReader
 from triolet.cli.reply import Reply
 from triolet.client.address import ServerAddress, ServerError
 from triolet.client.http import HttpError, model_cards
-from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_responses_socket
+from triolet.client.websocket import TOO_BIG, ClientWebSocket, ConnectionLost, open_responses_socket
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS, SamplingParams
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -73,11 +73,15 @@ class RemoteBackend:
 
     async def models(self) -> list[ModelEntry]:
         return [
-            ModelEntry(one["id"], f"{length} tokens" if (length := one.get("max_model_len")) else "")
+            ModelEntry(
+                one["id"],
+                f"{length} tokens" if (length := one.get("max_model_len")) else "",
+                is_present=one["id"] == self.model,
+            )
             for one in await model_cards(self._address)
         ]
 
-    async def switch(self, model: str) -> None:
+    async def switch(self, model: str) -> None:  # a preset of a server is a model of its own
         await self._choose(model)
 
     async def _choose(self, model: str | None) -> None:
@@ -100,7 +104,11 @@ class RemoteBackend:
                 async with open_responses_socket(self._address) as socket:
                     await self._follow(socket, request, reader)
             except (ConnectionLost, HttpError) as error:
-                if isinstance(error, HttpError) and not error.is_transient:
+                if isinstance(error, ConnectionLost) and error.close_code == TOO_BIG:
+                    raise RefusedByServer(
+                        f"the server takes no message this long ({error})", TOO_LONG
+                    ) from error
+                if not error.is_transient:
                     raise
                 if lost_at is None or reader.last_number > before:  # what came since then is progress
                     lost_at, delay_s = trio.current_time(), FIRST_DELAY_S
@@ -168,7 +176,12 @@ def _format(form: StructuredOutputsParams) -> Mapping[str, Any]:
 
 
 async def _send(socket: ClientWebSocket, event: Mapping[str, Any]) -> None:
-    await socket.send(json.dumps(event))
+    # Not as escapes, which make a text in another script three times as long, and too long for the server.
+    text = json.dumps(event, ensure_ascii=False).encode(errors="replace").decode()
+    try:
+        await socket.send(text)
+    except ConnectionLost as error:
+        raise await socket.refusal() or error from error
 
 
 async def _next_event(socket: ClientWebSocket) -> dict[str, Any]:

@@ -12,6 +12,7 @@ because it was named for this one command.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,8 +27,8 @@ import click
 from triolet.cli.failures import CommandFailure
 from triolet.cli.models.sampling import SAMPLING_OPTIONS, with_sampling_values
 from triolet.config.engine import EngineConfig
+from triolet.config.environment import SECRET_VARIABLES
 from triolet.config.fields import ENVIRONMENT_PREFIX
-from triolet.config.server import GatewayConfig
 from triolet.core.request.params import SamplingParams
 from triolet.errors import ConfigError, InvalidParams, shown
 
@@ -114,6 +115,18 @@ def read_presets(path: Path) -> list[Preset]:
     return [read_preset(path, name, table) for name, table in _tables(path).items()]
 
 
+def usable_presets() -> list[Preset]:
+    """Return the presets of the user's file that are right; a wrong one is told of where it is used."""
+    found: list[Preset] = []
+    with contextlib.suppress(PresetError):  # of the file as a whole
+        if (path := find_file()) is None:
+            return found
+        for name, table in _tables(path).items():
+            with contextlib.suppress(PresetError):
+                found.append(read_preset(path, name, table))
+    return found
+
+
 def read_preset(path: Path, name: str, table: object) -> Preset:
     """Return a preset from its table, with values that were checked.
 
@@ -177,11 +190,8 @@ def show_config(name: str | None, *, as_json: bool) -> None:
 
 def _variables() -> dict[str, str]:
     """Return the `TRIOLET_*` variables that are set, without secrets."""
-    secret = (
-        EngineConfig.secret_variables() | GatewayConfig.secret_variables() | {f"{ENVIRONMENT_PREFIX}API_KEY"}
-    )
     names = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX))
-    return {name: HIDDEN if name in secret else os.environ[name] for name in names}
+    return {name: HIDDEN if name in SECRET_VARIABLES else os.environ[name] for name in names}
 
 
 def _flat(described: Mapping[str, Any]) -> list[tuple[str, Any]]:

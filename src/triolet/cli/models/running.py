@@ -32,7 +32,7 @@ def show_running(address: ServerAddress, *, as_json: bool) -> None:
         for model in models:
             click.echo(json.dumps(model))
         return
-    width = max(len("MODEL"), *(len(one["id"]) for one in models))
+    width = max(len(name) for name in ("MODEL", *(one["id"] for one in models)))
     click.echo(f"{'MODEL':<{width}}  {'STATE':<9}  {'REQUESTS':>8}  {'SIZE':>9}  UNLOADED")
     for model in models:
         size = size_text(model["size_bytes"]) if model.get("size_bytes") else ""

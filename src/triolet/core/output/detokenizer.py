@@ -426,15 +426,24 @@ def token_decoder(decode: Decode) -> DecodeToken:
 
     def text_after(token_id: int, before: Sequence[int]) -> str:
         text = text_alone(token_id)
-        return _completed(decode, token_id, before[-MAX_BEFORE:]) if text.endswith(BROKEN) else text
+        is_part = text.startswith(BROKEN) or text.endswith(BROKEN)
+        return _completed(decode, token_id, text, before[-MAX_BEFORE:]) if is_part else text
 
     return text_after
 
 
-def _completed(decode: Decode, token_id: int, before: Sequence[int]) -> str:
-    """Return the text of a token that is part of a character: the character that it completes, or nothing."""
+def _completed(decode: Decode, token_id: int, alone: str, before: Sequence[int]) -> str:
+    """Return the text of a token with a part of a character: with the character that it completes, or nothing.
+
+    Args:
+        alone: its text by itself.
+        before: the tokens before it.
+    """
+    broken = "" if alone.endswith(BROKEN) else alone
     for first in range(len(before) - 1, -1, -1):
         whole = decode([*before[first:], token_id])
-        if not whole.endswith(BROKEN):
+        if BROKEN not in whole:
             return whole  # from the token in which the character begins on: none of them has been shown
-    return ""
+        if not broken and not whole.endswith(BROKEN):
+            broken = whole
+    return broken

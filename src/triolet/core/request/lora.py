@@ -236,6 +236,8 @@ class AdapterModule:
     num_out: int
     num_in: int
     is_embedding: bool = False
+    # Heads, if its rows are those of a head's query, key and value after those of the head before; 0 for others.
+    num_joined_heads: int = 0
 
 
 @attrs.frozen

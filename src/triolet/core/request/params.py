@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import warnings
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any, NoReturn, Self
 
 import attrs
@@ -35,10 +36,11 @@ FLOAT_FIELDS = (
     "min_p",
 )
 NOT_OFFERED = (
-    *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "skip_clone"),
+    *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start"),
     *("routed_experts_prompt_start", "trace_decode_token_ids"),
 )
-"""Arguments of vLLM's `from_optional` that have no field here; they are accepted as long as they have no value."""
+"""Arguments of vLLM's that have no field here; they are accepted as long as they have no value."""
+NO_DIFFERENCE = "skip_clone"  # parameters cannot be changed, and are never copied
 
 
 CHAT, RESPONSES = ApiFamily.CHAT, ApiFamily.RESPONSES
@@ -299,7 +301,7 @@ class SamplingParams:
 
     def __new__(cls, **fields: Any) -> Self:
         """Refuse an unknown field in vLLM's words, which programs look for."""
-        _refuse_unknown(cls, fields)
+        _refuse_unknown(cls, _offered(fields))
         return super().__new__(cls)
 
     @classmethod
@@ -309,7 +311,7 @@ class SamplingParams:
         `logit_bias` may have strings as keys, and its values are cut to [-100, 100]. Names that vLLM has and this
         engine does not are accepted as long as they have no value.
         """
-        offered = {name: value for name, value in fields.items() if value or name not in NOT_OFFERED}
+        offered = _offered(fields)
         _refuse_unknown(cls, offered)
         # None is a value of `max_tokens`: no limit. Elsewhere it means that nothing was given.
         said = {name: value for name, value in offered.items() if value is not None or name == "max_tokens"}
@@ -330,7 +332,7 @@ class SamplingParams:
             for field, neutral in (("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
                 object.__setattr__(self, field, neutral)
         elif self.temperature < MIN_TEMPERATURE:
-            warnings.warn(f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}", stacklevel=3)
+            warnings.warn(f"temperature {self.temperature} is raised to {MIN_TEMPERATURE}", stacklevel=4)
             object.__setattr__(self, "temperature", MIN_TEMPERATURE)
         # 1 and 1.0 are the same parameter, and whatever computes with it gets a float.
         for field in FLOAT_FIELDS:
@@ -462,11 +464,32 @@ class SamplingParams:
         raise InvalidParams(f"{sentence} Vocabulary size: {vocab_size}", field=field, got=wrong)
 
 
+def _offered(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments without those of vLLM's that ask for nothing."""
+    if not _THEIRS & fields.keys():
+        return fields
+    left_out = {name for name in _THEIRS if name == NO_DIFFERENCE or not fields.get(name)}
+    return {name: value for name, value in fields.items() if name not in left_out}
+
+
+_THEIRS = frozenset((*NOT_OFFERED, NO_DIFFERENCE))
+
+
 def _refuse_unknown(cls: type[SamplingParams], fields: Mapping[str, object]) -> None:
     known = {field.name for field in attrs.fields(cls)}
     if unknown := next((name for name in fields if name not in known), None):
         raise TypeError(f"Unexpected keyword argument {unknown!r}")
 
+
+_of_fields = SamplingParams.__init__
+
+
+@wraps(_of_fields)
+def _init(self: SamplingParams, **fields: Any) -> None:
+    _of_fields(self, **_offered(fields))
+
+
+SamplingParams.__init__ = _init  # type: ignore[method-assign]
 
 SAMPLING_PARAMETERS = table_of(SamplingParams)
 """All fields with their names and documentation; routes, command line, docs and page are derived from it."""

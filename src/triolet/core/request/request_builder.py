@@ -348,20 +348,19 @@ class RequestBuilder:
         )
         if is_bound and budget is None and opens_itself and not is_open:
             return None
-        further = [marks.certain, marks.lead, *marks.freeing] if marks.certain else []
-        ids = yield from self._encoded(Tokenize(None, marks=(*marks.marks, *further)))
-        opening, closing, *others = ids.marks_token_ids
-        rules = ThinkingRules(
+        texts = (*marks.marks, marks.certain, marks.lead, *marks.freeing)
+        ids = yield from self._encoded(Tokenize(None, marks=texts))
+        opening, closing, certain, lead, *freeing = ids.marks_token_ids
+        # The tokens of a beginning are no beginning of a mark that is a token of its own.
+        is_beginning = len(certain) < len(closing) and closing[: len(certain)] == certain
+        return ThinkingRules(
             opening_token_ids=opening,
             closing_token_ids=closing,
             is_open=is_open,
             budget=budget,
-        )
-        if not others:
-            return rules
-        certain, lead, *freeing = others
-        return attrs.evolve(
-            rules, num_certain=len(certain), lead_token_ids=lead, freeing_token_ids=tuple(freeing)
+            num_certain=len(certain) if is_beginning else None,
+            lead_token_ids=lead,
+            freeing_token_ids=tuple(freeing),
         )
 
     def build(

@@ -279,11 +279,12 @@ def prefix_root(cache: PrefixCache, sequence: Sequence) -> bytes:
     return sequence.prefix_root
 
 
-def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
+def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int], num_freed: int = 0) -> bool:
     """Check whether all known tokens of a request fit now, beside the cached blocks that it would revive.
 
     Args:
         found: ids of the blocks that need not be computed.
+        num_freed: blocks that would be free besides.
     """
     groups, size = cache.groups, cache.block_size
     if groups.window is None:
@@ -291,7 +292,7 @@ def has_room(cache: PrefixCache, entry: JournalEntry, found: list[int]) -> bool:
     else:
         needed = groups.num_needed(entry.num_tokens, size) + found.count(HOLE)
     revived = sum(map(cache.pool.is_cached, found))
-    return needed - len(found) + revived <= cache.pool.num_available
+    return needed - len(found) + revived <= cache.pool.num_available + num_freed
 
 
 def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:

@@ -42,6 +42,7 @@ from triolet.core.scheduling.admission import (
     RequestQueues,
     find_computed,
     has_room,
+    held_blocks,
     stored_blocks,
 )
 from triolet.core.scheduling.budget import SchedulerConfig, SchedulerCounters, TokenBudget
@@ -271,8 +272,10 @@ class StepPlanner:
             if self.adapters.begin_step(running, waiting, now_s, may_preempt=False) is not None:
                 return None
         self._begin_step(now_s, is_ahead=True)
-        if self.budget.has_room and self.queues.waiting.overtaking(running, self.may_be_admitted) is not None:
-            return None
+        if self.budget.has_room:
+            pair = self.queues.waiting.overtaking(running, self.may_be_admitted)
+            if pair is not None and self._would_have_room(pair[0]):
+                return None
         budget, lacks_blocks = self._schedule_running(self._budget(), is_ahead=True)
         if lacks_blocks:  # those that were allocated are kept for the next plan
             for sequence in self.scheduled:
@@ -377,8 +380,23 @@ class StepPlanner:
             if num_tokens := self._admit_waiting(sequence, spare, now_s):
                 budget -= num_tokens
             elif not self._underway.holds(sequence, self._find_computed(sequence)):
+                # All of them would lose what they computed, and wait behind it.
+                if not self._would_have_room(sequence):
+                    break
                 self.queues.preempt(victim)
         return budget
+
+    def _would_have_room(self, sequence: Sequence) -> bool:
+        """Return False if a waiting request has too few blocks even when all that make way for it are preempted."""
+        found, _ = self._find_computed(sequence)
+        left, num_freed = list(self.queues.running), 0
+        while not has_room(self.cache, sequence.entry, found, num_freed):
+            pair = self.queues.waiting.overtaking(left, self.may_be_admitted)
+            if pair is None or pair[0] is not sequence:
+                return False
+            left.remove(pair[1])
+            num_freed += len(held_blocks(pair[1]))  # perhaps less, where others share them
+        return True
 
     def _schedule_running(self, budget: int, *, is_ahead: bool = False) -> tuple[int, bool]:
         """Give every running request its tokens, as far as blocks suffice; decodes first.

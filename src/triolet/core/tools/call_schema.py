@@ -6,6 +6,7 @@ places of their own become a definition of the whole, under the function's name,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,60 @@ from triolet.core.request.structured_outputs import MAX_NESTING
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
+
+# What the compiler of grammars refuses.
+_NOT_ENFORCED = frozenset(
+    [
+        *(
+            "uniqueItems",
+            "contains",
+            "minContains",
+            "maxContains",
+            "propertyNames",
+            "not",
+            "if",
+            "then",
+            "else",
+        ),
+        *(
+            "dependentRequired",
+            "dependentSchemas",
+            "dependencies",
+            "unevaluatedProperties",
+            "unevaluatedItems",
+        ),
+    ]
+)
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?:^|[^\\])(?:\\\\)*\\[bB1-9]")
+
+
+def advisory(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function that is not strict, as far as a grammar can hold its arguments to it.
+
+    Such a schema advises the model, which sees the whole of it. So keywords that no grammar enforces are left out, and
+    patterns that look around are; `oneOf` is `anyOf`.
+    """
+    loosened = _loosened(schema)
+    return loosened if isinstance(loosened, dict) else dict(schema)
+
+
+def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
+    if depth > MAX_NESTING:  # refused where the whole is checked
+        return value
+    if isinstance(value, list | tuple):
+        return [_loosened(inner, depth=depth + 1) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = dict(value)
+    for key, inner in value.items():
+        if not by_name and (key in _NOT_ENFORCED or (key == "pattern" and _LOOKS_AROUND.search(str(inner)))):
+            del kept[key]
+        elif by_name or key not in _DATA:
+            is_names = not by_name and key in _SCHEMAS_BY_NAME
+            kept[key] = _loosened(inner, by_name=is_names, depth=depth + 1)
+    if not by_name and "oneOf" in kept and "anyOf" not in kept:
+        kept["anyOf"] = kept.pop("oneOf")
+    return kept
 
 
 def call_schema(

@@ -23,7 +23,7 @@ import attrs
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.tools.answer import NO_TOOLS, AnswerParser, Splitter
-from triolet.core.tools.call_schema import call_schema
+from triolet.core.tools.call_schema import advisory, call_schema
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
@@ -379,14 +379,17 @@ def _forced(
     may_be_several: bool,
 ) -> StructuredOutputsParams:
     """Return the constraint of an answer that must be a call."""
+    called = [choice] if isinstance(choice, FunctionTool) else functions
+    bound = [
+        tool if tool.strict else attrs.evolve(tool, parameters=advisory(tool.parameters), strict=True)
+        for tool in called
+    ]
     if tool_parser == HARMONY:
-        called = [choice] if isinstance(choice, FunctionTool) else functions
-        bound = [attrs.evolve(function, strict=True) for function in called]
         calls = bound_calls(bound, tool_parser, may_be_several)
         return StructuredOutputsParams(tool_calls={**calls, "required": True})
     if isinstance(choice, FunctionTool):
-        return StructuredOutputsParams(json=object_schema(choice))
-    return StructuredOutputsParams(json=calls_schema(functions, may_be_several))
+        return StructuredOutputsParams(json=object_schema(bound[0]))
+    return StructuredOutputsParams(json=calls_schema(bound, may_be_several))
 
 
 def _chosen(

@@ -13,9 +13,10 @@ Source: the formats are those of the models' own chat templates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Protocol
 
+from triolet.core.tools.automaton import Automaton, State
 from triolet.core.tools.calls import CallWriter, ObjectCall
 from triolet.core.tools.events import AnswerEvent, TextPiece
 from triolet.core.tools.harmony import HarmonyFormat
@@ -37,8 +38,8 @@ class ToolFormat(Protocol):
         ...
 
 
-class Automaton:
-    """Base of the formats. A state is a method that uses up what it can of the held text and sets the next state.
+class CallAutomaton(Automaton):
+    """Base of the formats.
 
     Args:
         names: of the functions that may be called.
@@ -50,19 +51,11 @@ class Automaton:
     CLOSING: ClassVar[str | None] = None  # the one behind each
 
     def __init__(self, names: Collection[str] = (), barred: Collection[str] = ()) -> None:
+        super().__init__(self._in_text)
         self._names, self._barred = frozenset(names), frozenset(barred)
-        self._state: Callable[[], list[AnswerEvent] | None] = self._in_text
-        self._held = ""
         self._lead: list[str] = []  # text that announced a call, in pieces; returned as text if none follows
         self._num_calls = 0
         self._call: ObjectCall | None = None
-
-    def feed(self, text: str) -> list[AnswerEvent]:
-        self._held += text
-        events: list[AnswerEvent] = []
-        while self._held and (found := self._state()) is not None:
-            events += found
-        return events
 
     def finish(self) -> list[AnswerEvent]:
         call, self._call = self._call, None
@@ -135,7 +128,7 @@ class Automaton:
         self._held = self._held.lstrip(chars)
         return bool(self._held)
 
-    def _find(self, marker: str, then: Callable[[], list[AnswerEvent] | None]) -> list[AnswerEvent] | None:
+    def _find(self, marker: str, then: State) -> list[AnswerEvent] | None:
         """Pass text on up to a marker, and continue with another state behind it."""
         before, found, self._held = split_at_marker(self._held, [marker])
         if found is not None:
@@ -144,7 +137,7 @@ class Automaton:
         return _text(before) or None
 
 
-class HermesFormat(Automaton):
+class HermesFormat(CallAutomaton):
     """Format `hermes`; see the module's docstring."""
 
     OPENING, CLOSING = MARKS = ("<tool_call>", "</tool_call>")
@@ -165,7 +158,7 @@ class HermesFormat(Automaton):
         return super().finish()
 
 
-class Llama3JsonFormat(Automaton):
+class Llama3JsonFormat(CallAutomaton):
     """Format `llama3_json`. Without a marker, only an object that names one of the request's functions is a call."""
 
     OPENING = "<|python_tag|>"
@@ -196,7 +189,7 @@ class Llama3JsonFormat(Automaton):
         return []
 
 
-class MistralFormat(Automaton):
+class MistralFormat(CallAutomaton):
     """Format `mistral`, in both of its forms."""
 
     OPENING, ARGS, CALL_ID = MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
@@ -293,7 +286,7 @@ def _text(text: str) -> list[AnswerEvent]:
     return [TextPiece(text)] if text else []
 
 
-TOOL_FORMATS: Mapping[str, type[Automaton | HarmonyFormat]] = {
+TOOL_FORMATS: Mapping[str, type[CallAutomaton | HarmonyFormat]] = {
     "hermes": HermesFormat,
     "llama3_json": Llama3JsonFormat,
     "mistral": MistralFormat,

@@ -13,9 +13,10 @@ be called, or of anything else, is text with its header.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import ClassVar, Final
 
+from triolet.core.tools.automaton import Automaton
 from triolet.core.tools.calls import CallWriter
 from triolet.core.tools.events import AnswerEvent, ReasoningPiece, TextPiece
 from triolet.core.tools.scanning import WHITESPACE, ValueScanner, split_at_marker
@@ -48,7 +49,7 @@ def opens_final(prompt: str) -> bool:
     return is_open and match is not None and match["channel"] == "final"
 
 
-class HarmonyFormat:
+class HarmonyFormat(Automaton):
     """Parser of an answer in harmony: finds the reasoning, the text and the calls, however the text is cut.
 
     Args:
@@ -72,6 +73,7 @@ class HarmonyFormat:
         splits_reasoning: bool = False,
         has_preambles: bool = True,
     ) -> None:
+        super().__init__(self._in_header)
         self._barred = frozenset(barred)
         self._finds_calls, self._has_preambles = finds_calls, has_preambles
         self._reasoning: type[TextPiece | ReasoningPiece] = ReasoningPiece if splits_reasoning else TextPiece
@@ -79,10 +81,8 @@ class HarmonyFormat:
         self._writer: CallWriter | None = None  # of the open call
         self._value = ValueScanner()  # of its arguments
         self._num_calls = 0
-        self._held = ""
         self._ending = ""  # the mark that announced a header, text of the open message if none follows
         self._prompted = PROMPTED  # what the prompt holds of the header
-        self._state: Callable[[], list[AnswerEvent] | None] = self._in_header
         self._is_new = False  # nothing of the open message was returned
         self._said: set[type] = set()  # kinds of messages since the last call
         self._continue(prompt)
@@ -98,14 +98,6 @@ class HarmonyFormat:
         self._prompted = header if is_open else ""
         if is_open and found:
             self.feed(MESSAGE)
-
-    def feed(self, text: str) -> list[AnswerEvent]:
-        """Take the next piece of text."""
-        self._held += text
-        events: list[AnswerEvent] = []
-        while self._held and (found := self._state()) is not None:
-            events += found
-        return events
 
     def finish(self) -> list[AnswerEvent]:
         """End the answer: return the text held back, and end the call that is open."""

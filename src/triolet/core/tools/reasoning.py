@@ -38,8 +38,8 @@ class ReasoningFormat:
 
     opening: str  # the text that begins it
     closing: str  # the text that ends it
+    certain: str  # beginning of the closing mark behind which the rest of it must follow
     is_implied: bool = False  # it has begun where the answer begins, whether or not the opening mark is there
-    certain: str = ""  # beginning of the closing mark behind which the rest of it must follow; empty for none
     lead: str = ""  # text that stands before the closing mark where reasoning is broken off
     freeing: tuple[str, ...] = ()  # texts that end it as well, in an answer without a form
 
@@ -75,9 +75,10 @@ HARMONY: Final = "gpt_oss"
 """Name of the format of gpt-oss, both of reasoning and of calls."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    # Where the marks are no tokens of their own, the last character may be one with the line break behind it.
+    "qwen3": ReasoningFormat("<think>", "</think>", certain="</think"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True, certain="</think"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", certain="[/THINK"),
     HARMONY: HarmonyReasoning(
         f"{CHANNEL}analysis{MESSAGE}",
         f"{CHANNEL}final{MESSAGE}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import NoReturn
 
 import attrs
 
@@ -229,6 +230,11 @@ def as_string(text: str) -> str | None:
 def parsed(text: str) -> object:
     """Return the value of a JSON text; None if it is not valid."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):  # nested deeper than the interpreter's stack
         return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python reads, and clients do not."""
+    raise ValueError(f"{constant} is no JSON")

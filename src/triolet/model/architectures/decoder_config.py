@@ -31,10 +31,13 @@ class TensorNames:
     positions: str | None = None
     final_norm: str = "norm"
     head: str = "lm_head"
+    other_head: str = ""  # what older files of the family call it; empty if they do not differ
     # What a layer's names begin with, after the prefix; `{layer}` is filled in.
     layer: str = "layers.{layer}."
     attention_norm: str = "input_layernorm"  # empty: attention reads the residual stream as it is (OLMo 2)
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    # The rows of the one projection in `qkv` lie head by head: a head's query, its key, its value (GPT-NeoX).
+    joined_by_heads: bool = False
     # Latent attention: down to a latent, its norm, and up again; `query_up` alone where queries have no latent.
     query_down: str = "self_attn.q_a_proj"
     query_down_norm: str = "self_attn.q_a_layernorm"
@@ -42,13 +45,15 @@ class TensorNames:
     latent_down: str = "self_attn.kv_a_proj_with_mqa"
     latent_norm: str = "self_attn.kv_a_layernorm"
     latent_up: str = "self_attn.kv_b_proj"
+    # With `qk_norm_of_heads`, `{head}` is filled in where each head's norm is a tensor of its own.
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_out: str = "self_attn.o_proj"
     post_attention_norm: str = ""  # norm of the attention's output, before it is added (Gemma 2 and 3)
-    mlp_norm: str = "post_attention_layernorm"  # empty: likewise, or the block is parallel
+    mlp_norm: str = "post_attention_layernorm"  # empty: likewise, or it reads what attention reads
     mlp_in: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     mlp_out: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"  # of `xielu`, which has learned numbers
     post_mlp_norm: str = ""  # norm of the feed-forward's output, before it is added (Gemma 2 and 3)
     sinks: str = ""  # whole name of the attention's sinks; empty if it has none (gpt-oss)
     layer_scale: str = (
@@ -65,6 +70,7 @@ class TensorNames:
     router_correction: str = (
         ""  # whole name of what is added to scores where experts are chosen (DeepSeek V3)
     )
+    correction_is_row: bool = False  # it is stored as [1, num_experts]
     expert_in: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_out: str = "mlp.experts.{expert}.down_proj"
     # A checkpoint's experts are stacked, and their gate and up rows interleaved (gpt-oss); they are read as `expert_in`
@@ -345,7 +351,8 @@ class DecoderConfig:
     max_position: int  # longest sequence that the position encoding covers, tokens
     layers: tuple[LayerConfig, ...]
     norm: NormConfig
-    activation: str  # `silu`, `gelu_tanh`, `gelu`, `relu` or `relu2`, its square
+    # `silu`, `gelu_tanh`, `gelu`, `relu`, `relu2`, its square, or `xielu`, of numbers that each layer has learned.
+    activation: str
     names: TensorNames
     # How the family's own checkpoints name the modules, where the tensors have other names (GGUF); adapters use these.
     module_names: TensorNames | None = None
@@ -357,15 +364,21 @@ class DecoderConfig:
     # So is what each head gives, by one gate of its own, which comes from what attention reads (LFM3).
     head_gate: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     # The gate of the feed-forward block is multiplied by it before the activation.
     mlp_gate_scale: float = 1.0
     mlp_scale: float = 1.0  # what the feed-forward block gives is multiplied by it
     qk_norm: bool = False  # queries and keys are normalised per head
     qk_norm_of_rows: bool = False  # with `qk_norm`: over all heads of a token together (OLMo 2)
+    qk_norm_of_heads: bool = False  # with `qk_norm`: each head has weights of its own (StableLM)
+    qk_norm_bias: bool = False  # with `qk_norm`, as layer norms: with biases (Phi)
+    qk_norm_after_rope: bool = False  # with `qk_norm`: after queries and keys have turned (HunYuan)
     value_norm: bool = False  # values are normalised per head, without weights (Gemma 4)
     layer_inputs: LayerInputsConfig | None = None
-    # The feed-forward block reads what attention reads, and both are added to the residual stream at once (Cohere).
+    # Both blocks of a layer are added to the residual stream at once, and read it at once: through the same norm
+    # (Cohere), or through norms of their own, where the feed-forward block has one (GPT-NeoX).
     parallel_block: bool = False
+    position_offset: int = 0  # rows in front of that of the first learned position (OPT)
     residual_scale: float = 1.0  # what a block adds to the residual stream is multiplied by it
     logit_scale: float = 1.0  # logits are multiplied by it; positive
     query_growth: QueryGrowth | None = None

@@ -1,4 +1,4 @@
-"""From config.json to `DecoderConfig`: dense families, Llama or GPT-2 but for norms, biases or positions."""
+"""From config.json to `DecoderConfig`: dense families, Llama but for norms, biases or positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import attrs
 
 from triolet.model.architectures.decoder_config import (
     DecoderConfig,
-    LayerConfig,
-    NormConfig,
     QueryGrowth,
     TensorNames,
 )
@@ -17,20 +15,21 @@ from triolet.model.architectures.family_common import (
     FULL,
     QWEN,
     SLIDING,
+    UNGATED,
     Defaults,
-    activation_of,
     base_config,
     full_every,
     layer_types,
+    positive,
     rope_of,
     rope_parameters_by_kind,
     rope_parameters_of,
-    unsupported,
     window_in_use,
     with_attention_bias,
     with_layers,
     with_window,
     with_windows,
+    without,
 )
 from triolet.model.architectures.rope import rope_type
 from triolet.model.folder.json_fields import Fields
@@ -64,24 +63,27 @@ def helium(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     return attrs.evolve(config, attention_out_bias=False)
 
 
+ERNIE = Defaults(
+    vocab_size=103_424,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=18,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=128,
+    max_position_embeddings=131_072,
+    rms_norm_eps=1e-5,
+    rope_theta=500_000.0,
+    tie_word_embeddings=True,
+    interleaved_rotary=True,
+)
+"""Of an ERNIE 4.5 without experts."""
+
+
 def ernie4_5(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read an ERNIE 4.5: Llama of which adjacent dimensions turn together."""
-    defaults = Defaults(
-        vocab_size=103_424,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=18,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=128,
-        max_position_embeddings=131_072,
-        rms_norm_eps=1e-5,
-        rope_theta=500_000.0,
-        tie_word_embeddings=True,
-        interleaved_rotary=True,
-    )
     bias = fields.flag("use_bias", False)
-    config = base_config(fields, defaults, max_model_len)
+    config = base_config(fields, ERNIE, max_model_len)
     return attrs.evolve(config, qkv_bias=bias, attention_out_bias=bias, mlp_bias=bias)
 
 
@@ -114,31 +116,71 @@ def arcee(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         hidden_act="relu2",
     )
     return attrs.evolve(
-        with_biases(fields, base_config(fields, defaults, max_model_len)), names=_UNGATED, gated=False
+        with_biases(fields, base_config(fields, defaults, max_model_len)), names=UNGATED, gated=False
     )
 
 
-def jais2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
-    """Read a Jais 2: an Arcee with layer norms and biases."""
+def apertus(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an Apertus: normalised queries and keys, and a feed-forward block whose activation is learned."""
     defaults = Defaults(
-        vocab_size=150_272,
-        hidden_size=3328,
-        intermediate_size=26_624,
-        num_attention_heads=26,
-        max_position_embeddings=8192,
-        hidden_act="relu2",
+        vocab_size=131_072,
+        intermediate_size=14_336,
+        max_position_embeddings=65_536,
+        rms_norm_eps=1e-5,
+        rope_theta=12_000_000.0,
     )
-    config = with_attention_bias(fields, base_config(fields, defaults, max_model_len), default=True)
+    parameters = rope_parameters_of(fields)
+    if not parameters.values:
+        parameters = attrs.evolve(parameters, values=_APERTUS_ROPE)
+    # A name that other families do not know.
+    is_learned = fields.text("hidden_act", "xielu") == "xielu"
+    config = base_config(
+        without(fields, "hidden_act") if is_learned else fields, defaults, max_model_len, parameters
+    )
     return attrs.evolve(
-        config,
-        norm=NormConfig(eps=fields.number("layer_norm_eps", 1e-5), centered=True),
-        names=_UNGATED,
+        with_attention_bias(fields, config),
+        activation="xielu" if is_learned else config.activation,
+        names=attrs.evolve(UNGATED, attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
         gated=False,
-        mlp_bias=fields.flag("mlp_bias", True),
+        qk_norm=True,
     )
 
 
-_UNGATED = TensorNames(mlp_in=("mlp.up_proj",))
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+HUNYUAN = Defaults(vocab_size=290_943, rms_norm_eps=1e-5)
+"""Of both kinds of HunYuans."""
+
+
+def hunyuan(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a HunYuan: Llama whose queries and keys are normalised after they have turned."""
+    parameters = rope_parameters_of(fields)
+    if rope_type(parameters) == "dynamic" and parameters.number("alpha", 0.0):
+        parameters = _stretched_once(fields, parameters)
+    config = base_config(fields, HUNYUAN, max_model_len, parameters)
+    names = TensorNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
+    return attrs.evolve(
+        with_attention_bias(fields, config), names=names, qk_norm=True, qk_norm_after_rope=True
+    )
+
+
+def _stretched_once(fields: Fields, parameters: Fields) -> Fields:
+    """Return parameters of a base that `alpha` stretches, for all sequences alike, whatever the rule's name is."""
+    heads = fields.integer("num_attention_heads", HUNYUAN.num_attention_heads)
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size", HUNYUAN.hidden_size) // heads)
+    if head_dim <= 2:
+        raise fields.wrong("head_dim", "greater than 2 beside alpha")
+    theta = parameters.number("rope_theta", fields.number("rope_theta", HUNYUAN.rope_theta))
+    theta *= positive(parameters, "alpha", 1.0) ** (head_dim / (head_dim - 2))
+    return attrs.evolve(parameters, values={"rope_type": "default", "rope_theta": theta})
 
 
 def cwm(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -236,7 +278,7 @@ def with_granite_multipliers(fields: Fields, config: DecoderConfig) -> DecoderCo
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         scales_given_embeddings=True,
         residual_scale=fields.number("residual_multiplier", 1.0),
-        logit_scale=1.0 / _positive(fields, "logits_scaling", 1.0),
+        logit_scale=1.0 / positive(fields, "logits_scaling", 1.0),
     )
 
 
@@ -305,48 +347,20 @@ def exaone4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read an EXAONE 4: norms behind the blocks, and layers without a window that do not encode positions."""
     defaults = Defaults(vocab_size=102_400, intermediate_size=16384, rms_norm_eps=1e-5)
     config = base_config(fields, defaults, max_model_len)
+    return attrs.evolve(with_exaone_windows(fields, config), names=_POST_NORM_NAMES, qk_norm=True)
+
+
+def with_exaone_windows(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Give the sliding layers of an EXAONE their window; with windows the others do not encode positions."""
     window = fields.optional_integer("sliding_window", 4096)
     pattern = [FULL] * len(config.layers)
     if window is not None and not fields.texts("layer_types"):
         pattern = full_every(fields, "sliding_window_pattern", 4, len(config.layers))
     kinds = layer_types(fields, pattern)
-    if window is not None:
-        whole: dict[str, Any] = {"rope": None}
-        config = with_layers(
-            config, [{"sliding_window": window} if kind == SLIDING else whole for kind in kinds]
-        )
-    return attrs.evolve(config, names=_POST_NORM_NAMES, qk_norm=True)
-
-
-def cohere2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
-    """Read a Command R7B: both blocks of a layer read the same norm, and only windows encode positions."""
-    defaults = Defaults(
-        vocab_size=256_000,
-        hidden_size=8192,
-        intermediate_size=22528,
-        num_hidden_layers=40,
-        num_attention_heads=64,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        interleaved_rotary=True,
-    )
-    # transformers computes head_dim, whatever the file says
-    plain = attrs.evolve(
-        fields, values={name: value for name, value in fields.values.items() if name != "head_dim"}
-    )
-    config = base_config(plain, defaults, max_model_len)
-    pattern = full_every(fields, "sliding_window_pattern", 4, len(config.layers))
-    window = fields.optional_integer("sliding_window", 4096)
-    kinds = layer_types(fields, pattern)
-    slides = [kind == SLIDING and window is not None for kind in kinds]
-    config = with_layers(config, [{"sliding_window": window} if each else {"rope": None} for each in slides])
-    return attrs.evolve(
-        with_attention_bias(fields, config),
-        norm=NormConfig(eps=fields.number("layer_norm_eps", 1e-5), centered=True, biased=False),
-        names=TensorNames(mlp_norm=""),
-        parallel_block=True,
-        logit_scale=_positive(fields, "logit_scale", 0.0625),
-    )
+    if window is None:
+        return config
+    whole: dict[str, Any] = {"rope": None}
+    return with_layers(config, [{"sliding_window": window} if kind == SLIDING else whole for kind in kinds])
 
 
 _GLM = Defaults(
@@ -376,93 +390,6 @@ def glm4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         _GLM_NAMES, post_attention_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm"
     )
     return attrs.evolve(glm(fields, max_model_len), names=names)
-
-
-def gpt2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
-    """Read a GPT-2."""
-    if fields.flag("add_cross_attention", False):
-        raise unsupported(fields, "add_cross_attention", "false: there is no encoder to attend to")
-    # as in transformers, the general name wins over GPT-2's
-    general = {
-        own: fields.values[name] for name, own in _GPT2_FIELDS.items() if fields.values.get(name) is not None
-    }
-    fields = attrs.evolve(fields, values={**fields.values, **general})
-    hidden_size, num_heads = fields.integer("n_embd", 768), fields.integer("n_head", 12)
-    if hidden_size % num_heads:
-        raise fields.wrong("n_embd", f"a multiple of n_head ({num_heads})")
-    scale = (hidden_size // num_heads) ** -0.5 if fields.flag("scale_attn_weights", True) else 1.0
-    by_depth = fields.flag("scale_attn_by_inverse_layer_idx", False)
-    return DecoderConfig(
-        architecture="",
-        vocab_size=fields.integer("vocab_size", 50257),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("n_inner", 4 * hidden_size),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        max_position=fields.integer("n_positions", 1024),
-        layers=tuple(
-            LayerConfig(attention_scale=scale / (index + 1) if by_depth else scale)
-            for index in range(fields.integer("n_layer", 12))
-        ),
-        norm=NormConfig(eps=fields.number("layer_norm_epsilon", 1e-5), centered=True),
-        activation=activation_of(fields, "activation_function", "gelu_new"),
-        names=_GPT2_NAMES,
-        gated=False,
-        qkv_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        tied_head=fields.flag("tie_word_embeddings", True),
-    )
-
-
-_GPT2_FIELDS = {
-    "hidden_size": "n_embd",
-    "max_position_embeddings": "n_positions",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-}
-_GPT2_NAMES = TensorNames(
-    prefix="transformer.",
-    embedding="wte",
-    positions="wpe",
-    final_norm="ln_f",
-    layer="h.{layer}.",
-    attention_norm="ln_1",
-    qkv=("attn.c_attn",),
-    attention_out="attn.c_proj",
-    mlp_norm="ln_2",
-    mlp_in=("mlp.c_fc",),
-    mlp_out="mlp.c_proj",
-    transposed=True,
-    ignored=(".attn.bias", ".attn.masked_bias"),
-)
-
-
-def starcoder2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
-    """Read a StarCoder 2: GPT-2's blocks with rotary positions and grouped queries."""
-    defaults = Defaults(
-        vocab_size=49152,
-        hidden_size=3072,
-        intermediate_size=12288,
-        num_hidden_layers=30,
-        num_attention_heads=24,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        hidden_act="gelu_pytorch_tanh",
-        tie_word_embeddings=True,
-    )
-    config = base_config(fields, defaults, max_model_len)
-    bias = fields.flag("use_bias", True)
-    return attrs.evolve(
-        with_window(config, fields.optional_integer("sliding_window")),
-        norm=NormConfig(eps=fields.number("norm_epsilon", 1e-5), centered=True),
-        names=TensorNames(mlp_in=("mlp.c_fc",), mlp_out="mlp.c_proj"),
-        gated=False,
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        mlp_bias=bias,
-    )
 
 
 def ministral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -500,10 +427,3 @@ def ministral3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         with_window(config, fields.optional_integer("sliding_window")),
         query_growth=QueryGrowth(beta=beta, length=length) if beta and length else None,
     )
-
-
-def _positive(fields: Fields, name: str, default: float) -> float:
-    value = fields.number(name, default)
-    if value <= 0.0:
-        raise fields.wrong(name, "greater than 0")
-    return value

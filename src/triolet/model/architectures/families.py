@@ -18,6 +18,7 @@ from triolet.model.architectures import dense_families as dense
 from triolet.model.architectures import gemma_families as gemma
 from triolet.model.architectures import hybrid_families as hybrid
 from triolet.model.architectures import latent_families as latent
+from triolet.model.architectures import layer_norm_families as layer_norm
 from triolet.model.architectures import liquid_families as liquid
 from triolet.model.architectures import moe_families as moe
 from triolet.model.architectures.decoder_config import DecoderConfig, first_architecture
@@ -35,11 +36,15 @@ def is_bidirectional(config: Mapping[str, Any]) -> bool:
     return config.get("use_bidirectional_attention") in (True, "all")
 
 
-def native_family(architecture: str) -> str | None:
-    """Return the name under which the native decoder knows a class; None if it does not.
+def native_family(architecture: str, config: Mapping[str, Any]) -> str | None:
+    """Return the name under which the native decoder knows a class; None if it does not, or not with this config.
 
     A class without an output head, or with one of a sequence classification or a reward model, has the decoder of the
     class that generates text.
+
+    Args:
+        architecture: the class.
+        config: contents of the config.json.
     """
     # "ForProcessRewardModel" ends with "Model", too: the longer endings come first
     for ending in ("", "ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel", "Model"):
@@ -48,7 +53,7 @@ def native_family(architecture: str) -> str | None:
             stem = architecture.removesuffix(ending).removesuffix("Text")
             for name in (architecture,) if not ending else (f"{stem}ForCausalLM", f"{stem}LMHeadModel"):
                 if is_native(name):
-                    return name
+                    return name if _FAMILIES[name].takes(config) else None
     return None
 
 
@@ -98,6 +103,9 @@ class Family:
     # compute something that no field of `DecoderConfig` names yet.
     runs_on_cpu_decoder: bool = False
     takes_layer_configs: bool = False  # it reads `per_layer_config`
+    # Whether the decoder computes what a config.json of the family asks for. What it does not take is left to the
+    # transformers backend.
+    takes: Callable[[Mapping[str, Any]], bool] = lambda config: True
 
 
 _FAMILIES: dict[str, Family] = {
@@ -106,7 +114,9 @@ _FAMILIES: dict[str, Family] = {
     "Ernie4_5ForCausalLM": Family(dense.ernie4_5, runs_on_cpu_decoder=True),
     "SeedOssForCausalLM": Family(dense.seed_oss, runs_on_cpu_decoder=True),
     "ArceeForCausalLM": Family(dense.arcee, runs_on_cpu_decoder=True),
-    "Jais2ForCausalLM": Family(dense.jais2, runs_on_cpu_decoder=True),
+    "Jais2ForCausalLM": Family(layer_norm.jais2, runs_on_cpu_decoder=True),
+    "ApertusForCausalLM": Family(dense.apertus, runs_on_cpu_decoder=True),
+    "HunYuanDenseV1ForCausalLM": Family(dense.hunyuan, runs_on_cpu_decoder=True),
     "CwmForCausalLM": Family(dense.cwm, runs_on_cpu_decoder=True),
     "MistralForCausalLM": Family(dense.mistral, runs_on_cpu_decoder=True),
     "Qwen2ForCausalLM": Family(dense.qwen2, runs_on_cpu_decoder=True),
@@ -116,16 +126,21 @@ _FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(gemma.gemma2, runs_on_cpu_decoder=True),
     "Gemma3ForCausalLM": Family(gemma.gemma3, runs_on_cpu_decoder=True),
     "Gemma4ForCausalLM": Family(gemma.gemma4, runs_on_cpu_decoder=True, takes_layer_configs=True),
-    "GPT2LMHeadModel": Family(dense.gpt2, runs_on_cpu_decoder=True),
+    "GPT2LMHeadModel": Family(layer_norm.gpt2, runs_on_cpu_decoder=True),
+    "OPTForCausalLM": Family(layer_norm.opt, runs_on_cpu_decoder=True, takes=layer_norm.is_plain_opt),
+    "GPTNeoXForCausalLM": Family(layer_norm.gpt_neox, runs_on_cpu_decoder=True),
+    "PhiForCausalLM": Family(layer_norm.phi, runs_on_cpu_decoder=True),
+    "StableLmForCausalLM": Family(layer_norm.stablelm, runs_on_cpu_decoder=True),
     "GraniteForCausalLM": Family(dense.granite, runs_on_cpu_decoder=True),
     "SmolLM3ForCausalLM": Family(dense.smollm3, runs_on_cpu_decoder=True),
     "Olmo2ForCausalLM": Family(dense.olmo2, runs_on_cpu_decoder=True),
     "Olmo3ForCausalLM": Family(dense.olmo3, runs_on_cpu_decoder=True),
     "Exaone4ForCausalLM": Family(dense.exaone4, runs_on_cpu_decoder=True),
-    "Cohere2ForCausalLM": Family(dense.cohere2, runs_on_cpu_decoder=True),
+    "CohereForCausalLM": Family(layer_norm.cohere, runs_on_cpu_decoder=True),
+    "Cohere2ForCausalLM": Family(layer_norm.cohere2, runs_on_cpu_decoder=True),
     "GlmForCausalLM": Family(dense.glm, runs_on_cpu_decoder=True),
     "Glm4ForCausalLM": Family(dense.glm4, runs_on_cpu_decoder=True),
-    "Starcoder2ForCausalLM": Family(dense.starcoder2, runs_on_cpu_decoder=True),
+    "Starcoder2ForCausalLM": Family(layer_norm.starcoder2, runs_on_cpu_decoder=True),
     "MinistralForCausalLM": Family(dense.ministral, runs_on_cpu_decoder=True),
     "Ministral3ForCausalLM": Family(dense.ministral3, runs_on_cpu_decoder=True),
     "MixtralForCausalLM": Family(moe.mixtral, runs_on_cpu_decoder=True),
@@ -136,6 +151,11 @@ _FAMILIES: dict[str, Family] = {
     "OlmoeForCausalLM": Family(moe.olmoe, runs_on_cpu_decoder=True),
     "GptOssForCausalLM": Family(moe.gpt_oss, runs_on_cpu_decoder=True),
     "Glm4MoeForCausalLM": Family(moe.glm4_moe, runs_on_cpu_decoder=True),
+    "SolarOpenForCausalLM": Family(moe.solar_open, runs_on_cpu_decoder=True),
+    "ExaoneMoeForCausalLM": Family(moe.exaone_moe, runs_on_cpu_decoder=True),
+    "MiniMaxM2ForCausalLM": Family(moe.minimax_m2, runs_on_cpu_decoder=True),
+    "Ernie4_5_MoeForCausalLM": Family(moe.ernie4_5_moe, runs_on_cpu_decoder=True, takes=moe.has_no_biases),
+    "HunYuanMoEV1ForCausalLM": Family(moe.hunyuan_moe, runs_on_cpu_decoder=True),
     "GraniteMoeHybridForCausalLM": Family(hybrid.granite_moe_hybrid),
     "BambaForCausalLM": Family(hybrid.bamba),
     "FalconH1ForCausalLM": Family(hybrid.falcon_h1),

@@ -60,11 +60,29 @@ QWEN = Defaults(
 """Of all Qwens."""
 
 
+UNGATED = TensorNames(mlp_in=("mlp.up_proj",))
+"""Llama's names without a gate."""
+
+
 def unsupported(fields: Fields, name: str, rule: str) -> UnsupportedModel:
     """Return the error for a field `name` that asks for something the decoder does not support."""
     return UnsupportedModel(
         f"{fields.path}: {fields.prefix}{name} must be {rule}; got {shown(fields.values.get(name))}"
     )
+
+
+def without(fields: Fields, *names: str) -> Fields:
+    """Return the fields of a family that has none of these, and reads none that a file may have."""
+    kept = {name: value for name, value in fields.values.items() if name not in names}
+    return attrs.evolve(fields, values=kept)
+
+
+def positive(fields: Fields, name: str, default: float) -> float:
+    """Return the number of field `name`, greater than 0."""
+    value = fields.number(name, default)
+    if value <= 0.0:
+        raise fields.wrong(name, "greater than 0")
+    return value
 
 
 def base_config(

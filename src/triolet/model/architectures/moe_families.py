@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from triolet.model.architectures.decoder_config import (
@@ -11,7 +14,12 @@ from triolet.model.architectures.decoder_config import (
     MoeConfig,
     TensorNames,
 )
-from triolet.model.architectures.dense_families import with_granite_multipliers
+from triolet.model.architectures.dense_families import (
+    ERNIE,
+    hunyuan,
+    with_exaone_windows,
+    with_granite_multipliers,
+)
 from triolet.model.architectures.family_common import (
     FULL,
     QWEN,
@@ -49,13 +57,15 @@ def mixtral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         intermediate_size=config.intermediate_size,
         normalize=True,
     )
-    names = TensorNames(
-        router="block_sparse_moe.gate",
-        expert_in=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
-        expert_out="block_sparse_moe.experts.{expert}.w2",
-    )
     moe = [checked_experts(fields, experts)] * len(config.layers)
-    return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=names)
+    return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=_MIXTRAL_NAMES)
+
+
+_MIXTRAL_NAMES = TensorNames(
+    router="block_sparse_moe.gate",
+    expert_in=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
+    expert_out="block_sparse_moe.experts.{expert}.w2",
+)
 
 
 GRANITE_STACKS = tuple(
@@ -222,6 +232,159 @@ def gpt_oss(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     )
 
 
+def minimax_m2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a MiniMax M2: Mixtral with experts chosen by sigmoids, queries and keys normalised over all heads."""
+    defaults = Defaults(
+        vocab_size=200_064,
+        hidden_size=3072,
+        intermediate_size=1536,
+        num_hidden_layers=62,
+        num_attention_heads=48,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=196_608,
+        rope_theta=5_000_000.0,
+        has_partial_rotary=True,
+    )
+    # What the makers' files have in place of a share.
+    if (rotary_dim := fields.optional_integer("rotary_dim")) is not None:
+        share = rotary_dim / fields.integer("head_dim", 128)
+        fields = attrs.evolve(fields, values={"partial_rotary_factor": share, **fields.values})
+    config = base_config(fields, defaults, max_model_len)
+    experts = MoeConfig(
+        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 256)),
+        experts_per_token=fields.integer("num_experts_per_tok", 8),
+        intermediate_size=config.intermediate_size,
+        normalize=True,
+        routing=_of_one_group(is_sigmoid=True, is_corrected=True),
+    )
+    names = attrs.evolve(_MIXTRAL_NAMES, router_correction="block_sparse_moe.e_score_correction_bias")
+    moe = checked_experts(fields, experts)
+    config = with_layers(config, [{"moe": moe}] * len(config.layers))
+    return attrs.evolve(config, names=names, qk_norm=True, qk_norm_of_rows=True)
+
+
+def _of_one_group(*, is_sigmoid: bool, is_corrected: bool) -> GroupedRouting:
+    return GroupedRouting(
+        num_groups=1,
+        groups_per_token=1,
+        group_top=1,
+        scale=1.0,
+        is_sigmoid=is_sigmoid,
+        is_corrected=is_corrected,
+    )
+
+
+def ernie4_5_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an ERNIE 4.5 with experts, and some for all tokens."""
+    if fields.number("moe_norm_min", 1e-12) > 1e-6:
+        raise unsupported(fields, "moe_norm_min", "at most 1e-6: shares are divided by their sum")
+    defaults = attrs.evolve(
+        ERNIE,
+        hidden_size=2560,
+        intermediate_size=12_288,
+        num_hidden_layers=28,
+        num_attention_heads=20,
+        num_key_value_heads=4,
+        head_dim=None,
+    )
+    config = base_config(fields, defaults, max_model_len)
+    count = len(config.layers)
+    size, num_shared = (
+        fields.integer("moe_intermediate_size", 1536),
+        fields.integer("moe_num_shared_experts", 2, minimum=0),
+    )
+    experts = MoeConfig(
+        num_experts=fields.integer("num_experts", fields.integer("moe_num_experts", 64)),
+        experts_per_token=fields.integer("num_experts_per_tok", fields.integer("moe_k", 6)),
+        intermediate_size=size,
+        normalize=True,
+        shared_size=num_shared * size or None,
+        has_shared_gate=False,
+        routing=_of_one_group(is_sigmoid=False, is_corrected=True),
+    )
+    first = fields.integer("moe_layer_start_index", 1, minimum=0)
+    last = fields.integer("moe_layer_end_index", -1, minimum=-1)
+    last, every = count - 1 if last == -1 else last, fields.integer("moe_layer_interval", 1)
+    moe = checked_experts(fields, experts)
+    sparse = [first <= index <= last and (index + 1) % every == 0 for index in range(count)]
+    return attrs.evolve(
+        with_layers(config, [{"moe": moe if is_sparse else None} for is_sparse in sparse]),
+        names=attrs.evolve(
+            SHARED_EXPERTS,
+            router_correction="mlp.moe_statics.e_score_correction_bias",
+            correction_is_row=True,
+            ignored_prefixes=("mtp", "model.mtp"),  # of layers that draft tokens
+        ),
+    )
+
+
+def has_no_biases(config: Mapping[str, Any]) -> bool:
+    """Return whether an ERNIE 4.5 with experts has no biases: they are of all its projections but the experts'."""
+    return not config.get("use_bias")
+
+
+def hunyuan_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a HunYuan with experts, and a block of all tokens beside them."""
+    config = hunyuan(fields, max_model_len)
+    count = len(config.layers)
+    each = fields.values.get("moe_topk")
+    used = fields.integers("moe_topk") if isinstance(each, list) else (fields.integer("moe_topk", 1),) * count
+    if "num_experts_per_tok" in fields:
+        used = (fields.integer("num_experts_per_tok", 1),) * count
+    if len(used) != count:
+        raise fields.wrong("moe_topk", f"a number, or one for each of {count} layers")
+    experts = [
+        MoeConfig(
+            num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 1)),
+            experts_per_token=each,
+            intermediate_size=config.intermediate_size,
+            normalize=True,
+            shared_size=config.intermediate_size,
+            has_shared_gate=False,
+        )
+        for each in used
+    ]
+    names = attrs.evolve(
+        config.names,
+        router="mlp.gate.wg",
+        shared_in=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        shared_out="mlp.shared_mlp.down_proj",
+    )
+    layers = with_layers(config, [{"moe": checked_experts(fields, moe)} for moe in experts])
+    return attrs.evolve(layers, names=names)
+
+
+def exaone_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read an EXAONE with experts as in DeepSeek V3; layers without a window do not encode positions."""
+    defaults = Defaults(
+        vocab_size=102_400, intermediate_size=16_384, num_key_value_heads=32, rms_norm_eps=1e-5
+    )
+    experts = ExpertDefaults(
+        num_experts=64,
+        experts_per_token=8,
+        intermediate_size=1024,
+        scale=2.5,
+        count_name="num_experts",
+        shared_name="num_shared_experts",
+    )
+    config = with_exaone_windows(fields, base_config(fields, defaults, max_model_len))
+    moe = checked_groups(fields, sigmoid_experts(fields, experts))
+    count, first_sparse = len(config.layers), fields.integer("first_k_dense_replace", 1, minimum=0)
+    kinds = fields.texts("mlp_layer_types") or tuple(
+        "sparse" if index >= first_sparse else "dense" for index in range(count)
+    )
+    if len(kinds) != count or not set(kinds) <= {"sparse", "dense"}:
+        raise unsupported(fields, "mlp_layer_types", f"{count} times sparse or dense")
+    return attrs.evolve(
+        with_layers(config, [{"moe": moe if kind == "sparse" else None} for kind in kinds]),
+        names=attrs.evolve(
+            SHARED_EXPERTS, router_correction="mlp.e_score_correction_bias", ignored_prefixes=("mtp.",)
+        ),
+        qk_norm=True,
+    )
+
+
 SHARED_EXPERTS = TensorNames(
     shared_in=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_out="mlp.shared_experts.down_proj",
@@ -239,6 +402,9 @@ class ExpertDefaults:
     num_groups: int = 1
     groups_per_token: int = 1
     scale: float
+    # Fields with the number of experts, and of those of all tokens.
+    count_name: str = "n_routed_experts"
+    shared_name: str = "n_shared_experts"
 
 
 def sigmoid_experts(fields: Fields, defaults: ExpertDefaults) -> MoeConfig:
@@ -248,12 +414,12 @@ def sigmoid_experts(fields: Fields, defaults: ExpertDefaults) -> MoeConfig:
     intermediate_size = fields.integer("moe_intermediate_size", defaults.intermediate_size)
     return MoeConfig(
         num_experts=fields.integer(
-            "num_local_experts", fields.integer("n_routed_experts", defaults.num_experts)
+            "num_local_experts", fields.integer(defaults.count_name, defaults.num_experts)
         ),
         experts_per_token=fields.integer("num_experts_per_tok", defaults.experts_per_token),
         intermediate_size=intermediate_size,
         normalize=fields.flag("norm_topk_prob", True),
-        shared_size=fields.integer("n_shared_experts", 1) * intermediate_size,
+        shared_size=fields.integer(defaults.shared_name, 1) * intermediate_size,
         has_shared_gate=False,
         routing=GroupedRouting(
             num_groups=fields.integer("n_group", defaults.num_groups),
@@ -288,7 +454,7 @@ def checked_groups(fields: Fields, moe: MoeConfig) -> MoeConfig:
     routing = moe.routing
     assert routing is not None
     if moe.num_experts % routing.num_groups or moe.num_experts // routing.num_groups < routing.group_top:
-        rule = f"a divisor of n_routed_experts ({moe.num_experts}) that leaves {routing.group_top} in a group"
+        rule = f"a divisor of the number of experts ({moe.num_experts}) that leaves {routing.group_top} in a group"
         raise fields.wrong("n_group", rule)
     if routing.groups_per_token > routing.num_groups:
         raise fields.wrong("topk_group", f"at most n_group, {routing.num_groups}")
@@ -318,4 +484,26 @@ def glm4_moe(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         names=sigmoid_names(fields, count),
         qkv_bias=fields.flag("attention_bias", False),
         qk_norm=fields.flag("use_qk_norm", False),
+    )
+
+
+def solar_open(fields: Fields, max_model_len: int | None) -> DecoderConfig:
+    """Read a Solar Open: Llama with experts as in DeepSeek V3."""
+    defaults = Defaults(
+        vocab_size=196_608,
+        num_hidden_layers=48,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+        rope_theta=1_000_000.0,
+    )
+    experts = ExpertDefaults(num_experts=128, experts_per_token=8, intermediate_size=1280, scale=1.0)
+    config = base_config(fields, defaults, max_model_len)
+    moe = checked_groups(fields, sigmoid_experts(fields, experts))
+    return attrs.evolve(
+        with_layers(config, [{"moe": moe}] * len(config.layers)),
+        names=attrs.evolve(SHARED_EXPERTS, router_correction="mlp.gate.e_score_correction_bias"),
+        qkv_bias=fields.flag("attention_bias", False),
     )

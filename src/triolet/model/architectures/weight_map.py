@@ -101,6 +101,9 @@ class TensorPlan:
     # Name and stored shape of each tensor of the checkpoint; joined along the output dimension.
     sources: tuple[tuple[str, Shape], ...]
     transposed: bool = False  # the sources lie as [in, out]
+    # Heads, if the source has the rows of a head's query, key and value after those of the head before; 0 if it has all
+    # queries first.
+    num_joined_heads: int = 0
 
 
 @attrs.define
@@ -109,12 +112,26 @@ class _Planner:
 
     names: TensorNames
     prefix: str
+    available: Container[str]
     plans: dict[str, TensorPlan] = attrs.field(factory=dict)
 
     def vector(self, ours: str, theirs: str, size: int, *, bias: bool = False) -> None:
         """Plan a norm's weight and, with `bias`, its bias."""
         for part in ("weight", "bias") if bias else ("weight",):
             self.plans[f"{ours}.{part}"] = TensorPlan(((f"{theirs}.{part}", (size,)),))
+
+    def number(self, ours: str, theirs: str, shape: Shape) -> None:
+        """Plan a number of a layer."""
+        self.plans[ours] = TensorPlan(((theirs, shape),))
+
+    def head_norms(self, ours: str, theirs: str, num_heads: int, head_dim: int) -> None:
+        """Plan the weights of norms of which each head has one: tensors of their own, or rows of one."""
+        each: tuple[tuple[str, Shape], ...]
+        if "{head}" in theirs:
+            each = tuple((theirs.format(head=head) + ".weight", (head_dim,)) for head in range(num_heads))
+        else:
+            each = ((f"{theirs}.weight", (num_heads, head_dim)),)
+        self.plans[f"{ours}.weight"] = TensorPlan(each)
 
     def table(self, ours: str, theirs: str, rows: int, columns: int) -> None:
         """Plan a matrix that is loaded unchanged: an embedding or a head."""
@@ -147,14 +164,15 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
     names, hidden = config.names, config.hidden_size
     # A checkpoint of the bare decoder, without the head around it, has no prefix.
     prefix = "" if f"{names.final_norm}.weight" in available else names.prefix
-    planner = _Planner(names, prefix)
-    embedding, head = f"{prefix}{names.embedding}", names.head
+    planner = _Planner(names, prefix, available)
+    embedding, head = f"{prefix}{names.embedding}", head_name(names, available)
     has_embedding, has_head = f"{embedding}.weight" in available, f"{head}.weight" in available
     if config.tied_head and has_head and not has_embedding:
         embedding, has_head = head, False  # the two are one tensor, which may be stored under either name
     planner.table("embedding", embedding, config.vocab_size, hidden)
     if names.positions is not None:
-        planner.table("positions", f"{prefix}{names.positions}", config.max_position, hidden)
+        rows = config.max_position + config.position_offset
+        planner.table("positions", f"{prefix}{names.positions}", rows, hidden)
     for index, layer in enumerate(config.layers):
         _plan_layer(planner, config, layer, index)
     if config.layer_inputs is not None:
@@ -162,7 +180,15 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
     planner.vector("final_norm", f"{prefix}{names.final_norm}", hidden, bias=_has_bias(config.norm))
     if has_head or not config.tied_head:
         planner.table("head", head, config.vocab_size, hidden)
+    if config.head_bias:
+        planner.plans["head.bias"] = TensorPlan(((f"{head}.bias", (config.vocab_size,)),))
     return planner.plans
+
+
+def head_name(names: TensorNames, available: Container[str]) -> str:
+    """Return what a checkpoint with these tensors calls its head."""
+    is_other = names.other_head and f"{names.other_head}.weight" in available
+    return names.other_head if is_other else names.head
 
 
 def _plan_layer_inputs(planner: _Planner, config: DecoderConfig, inputs: LayerInputsConfig) -> None:
@@ -217,11 +243,14 @@ def _plan_attention(
         if layer.reads_cache_of is not None:
             outs = outs[:1]
         planner.linear(ours + "qkv", qkv, outs, hidden, bias=config.qkv_bias)
+        if names.joined_by_heads:
+            for part in ("weight", "bias") if config.qkv_bias else ("weight",):
+                plan = planner.plans[f"{ours}qkv.{part}"]
+                planner.plans[f"{ours}qkv.{part}"] = attrs.evolve(plan, num_joined_heads=config.num_heads)
     if config.qk_norm:
-        whole = config.qk_norm_of_rows
-        planner.vector(ours + "query_norm", theirs + names.query_norm, queries if whole else head_dim)
+        _plan_head_norm(planner, config, ours + "query_norm", theirs + names.query_norm, queries, head_dim)
         if layer.reads_cache_of is None:
-            planner.vector(ours + "key_norm", theirs + names.key_norm, keys if whole else head_dim)
+            _plan_head_norm(planner, config, ours + "key_norm", theirs + names.key_norm, keys, head_dim)
     attention_out = (theirs + names.attention_out,)
     planner.linear(ours + "attention_out", attention_out, (hidden,), queries, bias=config.attention_out_bias)
     if config.head_gate:
@@ -229,6 +258,17 @@ def _plan_attention(
         planner.linear(ours + "head_gate", gate, (config.num_heads,), hidden, bias=False)
     if names.sinks:
         planner.plans[ours + "sinks"] = TensorPlan(((theirs + names.sinks, (config.num_heads,)),))
+
+
+def _plan_head_norm(
+    planner: _Planner, config: DecoderConfig, ours: str, theirs: str, size: int, head_dim: int
+) -> None:
+    """Plan a norm of queries or keys, of `size` numbers in all heads."""
+    if config.qk_norm_of_heads:
+        return planner.head_norms(ours, theirs, size // head_dim, head_dim)
+    return planner.vector(
+        ours, theirs, size if config.qk_norm_of_rows else head_dim, bias=config.qk_norm_bias
+    )
 
 
 def projections_of(layer: LayerConfig, qkv: tuple[str, ...]) -> tuple[str, ...]:
@@ -299,6 +339,13 @@ def _has_bias(norm: NormConfig) -> bool:
 def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
     names, hidden, bias = config.names, config.hidden_size, config.mlp_bias
     blocks = []
+    if config.activation == "xielu":
+        for number in ("alpha_p", "alpha_n"):
+            planner.number(f"{ours}xielu.{number}", f"{theirs}{names.activation}.{number}", (1,))
+        # Files may lack these, which are the same everywhere.
+        for number in ("beta", "eps"):
+            if (stored := f"{theirs}{names.activation}.{number}") in planner.available:
+                planner.number(f"{ours}xielu.{number}", stored, ())
     if layer.has_dense_block:
         blocks = [("mlp", names.mlp_in, names.mlp_out, config.intermediate_size_of(layer))]
     if layer.moe is not None:
@@ -326,7 +373,8 @@ def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours
             planner.plans[ours + "expert_scales"] = TensorPlan(((scales, (num_experts,)),))
         if names.router_correction:
             correction = theirs + names.router_correction
-            planner.plans[ours + "router_correction"] = TensorPlan(((correction, (num_experts,)),))
+            shape: Shape = (1, num_experts) if names.correction_is_row else (num_experts,)
+            planner.plans[ours + "router_correction"] = TensorPlan(((correction, shape),))
         if layer.moe.shared_size is not None:
             if layer.moe.has_shared_gate:
                 planner.linear(ours + "shared_gate", (theirs + names.shared_gate,), (1,), hidden, bias=False)
@@ -377,6 +425,12 @@ class Staging(Protocol):
         ...
 
 
+def parted_heads(rows: Tensor, num_heads: int) -> Tensor:
+    """Return all rows of queries, then those of keys and of values, [rows, ...]; they lie head by head."""
+    parted: Tensor = rows.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return parted
+
+
 @attrs.define
 class WeightReader:
     """Hands out the decoder's tensors by name, each read, joined and converted when it is asked for.
@@ -419,6 +473,8 @@ class WeightReader:
             tensor = self._read_transposed(plan).to(self.device, self.dtype)
         else:
             tensor = self._read(plan, self.dtype)
+        if plan.num_joined_heads:
+            tensor = parted_heads(tensor, plan.num_joined_heads)
         self._add_done(plan)
         return tensor
 
@@ -433,7 +489,7 @@ class WeightReader:
         """Return format and rows of each source of a tensor, or None if one of them has no blocks."""
         plan = self._plans[name]
         formats = [(self._checkpoint.block_format(source), shape[0]) for source, shape in plan.sources]
-        if plan.transposed:
+        if plan.transposed or plan.num_joined_heads:
             return None
         known = [(kind, rows) for kind, rows in formats if kind is not None]
         return known if len(known) == len(formats) else None
@@ -453,7 +509,8 @@ class WeightReader:
         """Read the sources of a tensor as they are stored; None if one of them is not packed for the GPU kernels."""
         plan, source = self._plans[name], self._checkpoint
         names = [name for name, _ in plan.sources]
-        if plan.transposed or not isinstance(source, PackedSource) or not all(map(source.is_packed, names)):
+        is_other = plan.transposed or plan.num_joined_heads
+        if is_other or not isinstance(source, PackedSource) or not all(map(source.is_packed, names)):
             return None
         parts = [source.read_packed(name).to(self.device) for name in names]
         self._add_done(plan)
@@ -486,7 +543,9 @@ class WeightReader:
         # `torch.cat` promotes them to a common dtype.
         if len(dtypes) > 1:
             return torch.cat([self._checkpoint.read(name) for name in names]).to(self.device, dtype)
-        rows = [shape[0] for _, shape in plan.sources]
+        rows = [
+            shape[0] if shape else 1 for _, shape in plan.sources
+        ]  # a number without a shape is one of [1]
         shape, stored = (sum(rows), *plan.sources[0][1][1:]), dtypes.pop()
         room = None if self._staging is None else self._staging.room(shape, stored)
         joined = torch.empty(shape, dtype=stored) if room is None else room

@@ -76,16 +76,29 @@ class Norm:
         )
 
 
+@attrs.frozen(eq=False)
+class NormOfHeads:
+    """A layer norm of each head, with weights of its own and no bias."""
+
+    weight: Tensor  # [num_heads, head_dim]
+    config: NormConfig
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # [num_tokens, num_heads, head_dim] to the same
+        return functional.layer_norm(x, x.shape[-1:], eps=self.config.eps) * self.weight
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class Attention:
     """Causal attention over the paged cache, with grouped queries."""
 
     qkv: LinearLayer
     out: LinearLayer
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query_norm: Norm | NormOfHeads | None
+    key_norm: Norm | NormOfHeads | None
     value_norm: Norm | None
     norms_rows: bool  # the two norms are over all heads of a token together
+    norms_after_rope: bool  # the two are of queries and keys that have turned
     cos_sin: Tensor | None  # this layer's rotary table; None where queries and keys do not turn
     interleaved: bool  # adjacent dimensions turn together
     query_factors: Tensor | None  # [positions] float32: rotated queries are multiplied by them
@@ -147,19 +160,25 @@ class Attention:
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.value_norm is not None:
             value = self.value_norm(value)
-        if self.query_norm is not None and self.key_norm is not None:
-            if self.norms_rows:
-                query = self.query_norm(query.flatten(1)).unflatten(1, query.shape[1:])
-                key = self.key_norm(key.flatten(1)).unflatten(1, key.shape[1:])
-            else:
-                query, key = self.query_norm(query), self.key_norm(key)
+        if not self.norms_after_rope:
+            query, key = self._normed(query, key)
         if self.cos_sin is not None:
             rotary(query, key, self.cos_sin, positions, interleaved=self.interleaved)
+        if self.norms_after_rope:
+            query, key = self._normed(query, key)
         if self.query_factors is not None:
             query = query * self.query_factors[positions].to(query.dtype)[:, None, None]
         kv_write(key, cache.keys, attention.slot_mapping, self.kv_scales.keys)
         kv_write(value, cache.values, attention.slot_mapping, self.kv_scales.values)
         return query
+
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query_norm is None or self.key_norm is None:
+            return query, key
+        if not self.norms_rows:
+            return self.query_norm(query), self.key_norm(key)
+        normed = self.query_norm(query.flatten(1)).unflatten(1, query.shape[1:])
+        return normed, self.key_norm(key.flatten(1)).unflatten(1, key.shape[1:])
 
     def _prepare_queries(self, query: Tensor, positions: Tensor) -> Tensor:
         query = query if self.query_norm is None else self.query_norm(query)
@@ -176,7 +195,7 @@ class Attention:
     @property
     def _is_plain(self) -> bool:
         """Tell whether one kernel can prepare the heads: it norms each head, and turns halves of one."""
-        if self.norms_rows or self.interleaved or self.query_factors is not None:
+        if self.norms_rows or self.norms_after_rope or self.interleaved or self.query_factors is not None:
             return False
         if self.only_queries or self.value_norm is not None:
             return False
@@ -188,7 +207,7 @@ class Attention:
         """Do as `_prepare` does, in one launch."""
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
-            config = self.query_norm.config
+            config = self.query_norm.config  # of an RMS norm: see `_is_plain`
             norms = HeadNorms(
                 query_weight=self.query_norm.weight,
                 key_weight=self.key_norm.weight,
@@ -254,7 +273,7 @@ class DecoderLayer:
     mlp_norm: Norm | None
     mlp: FeedForward | MixtureOfExperts | DenseBesideExperts | None
     post_mlp_norm: Norm | None
-    parallel_block: bool  # the feed-forward block reads what attention reads
+    parallel_block: bool  # both blocks read the stream at once
     residual_scale: float  # what a block adds is multiplied by it
     layer_input: LayerInput | None  # what is added behind the two blocks, of an input of this layer alone
     output_scale: Tensor | None  # the residual stream behind it is multiplied by it
@@ -278,6 +297,8 @@ class DecoderLayer:
             return mixed, residual
         if self.parallel_block:
             assert not isinstance(self.mlp, DenseBesideExperts), "no family has both"
+            if self.mlp_norm is not None:
+                x = self.mlp_norm(residual)
             return mixed + self._scaled(self.mlp(x), self.post_mlp_norm), residual
         x, residual = _add(self.mlp_norm, mixed, residual)
         added = self.mlp(x, residual) if isinstance(self.mlp, DenseBesideExperts) else self.mlp(x)

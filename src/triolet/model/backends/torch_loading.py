@@ -20,7 +20,14 @@ from triolet.model.architectures.decoder_config import (
 from triolet.model.architectures.kv_format import KvFormat
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
-from triolet.model.backends.layers.activation import PLAIN, clamped_gate, feed_forward_activation, scaled_gate
+from triolet.model.backends.layers.activation import (
+    PLAIN,
+    Activation,
+    Xielu,
+    clamped_gate,
+    feed_forward_activation,
+    scaled_gate,
+)
 from triolet.model.backends.layers.latent_attention import LatentAttention, split_latent_up
 from triolet.model.backends.layers.layer_inputs import LayerInput, LayerInputs, layer_input_scales
 from triolet.model.backends.layers.linear import LinearLayer, make_linear, read_linear
@@ -52,6 +59,7 @@ from triolet.model.backends.torch_decoder import (
     FeedForward,
     Mixer,
     Norm,
+    NormOfHeads,
     Recurrence,
     with_kv_format,
 )
@@ -76,13 +84,15 @@ def build_decoder(
     """
     facts = decoder_facts(config, weights, max_model_len)
     embedding = weights["embedding.weight"]
-    learned_positions = weights.get("positions.weight")
+    learned_positions = learned_positions_of(config, weights)
     layers = tuple(
         _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters)
         for index, layer in enumerate(config.layers)
     )
     stored_head = weights.get("head.weight")
-    head = make_linear(LinearWeights(embedding if stored_head is None else stored_head))
+    head = make_linear(
+        LinearWeights(embedding if stored_head is None else stored_head, weights.get("head.bias"))
+    )
     if adapters is not None:
         adapters.bank.add_layer("head", head.stored)
     decoder = Decoder(
@@ -191,8 +201,9 @@ def _build_attention(
     return Attention(
         qkv=_build_linear(prefix + "qkv", weights, adapters),
         out=_build_linear(prefix + "attention_out", weights, adapters),
-        query_norm=_build_optional_norm(config, prefix + "query_norm", weights),
-        key_norm=_build_optional_norm(config, prefix + "key_norm", weights),
+        query_norm=_build_head_norm(config, prefix + "query_norm", layer, weights),
+        key_norm=_build_head_norm(config, prefix + "key_norm", layer, weights),
+        norms_after_rope=config.qk_norm_after_rope,
         value_norm=_unweighted(config, layer, weights) if config.value_norm else None,
         norms_rows=config.qk_norm_of_rows,
         cos_sin=None if layer.rope is None else facts.rope_tables[layer.rope],
@@ -259,7 +270,11 @@ def _build_mlp(
         project_out = _build_linear(f"{prefix}{name}.out", weights, adapters)
         return FeedForward(project_in, project_out, activation)
 
-    activation = feed_forward_activation(config.activation, gated=config.gated)
+    activation: Activation
+    if config.activation == "xielu":
+        activation = xielu_of(prefix, weights)
+    else:
+        activation = feed_forward_activation(config.activation, gated=config.gated)
     if (config.mlp_gate_scale, config.mlp_scale) != (1.0, 1.0):
         has_bias = config.mlp_bias and config.mlp_scale != 1.0
         assert config.gated and not has_bias, "the output's bias would have to be multiplied, too"
@@ -305,7 +320,9 @@ def _build_router(moe: MoeConfig, prefix: str, weights: WeightReader) -> ExpertR
         scales = weights.read_float32(prefix + "expert_scales") if moe.has_expert_scales else None
         linear = _build_linear(prefix + "router", weights)
         return SoftmaxRouter(linear, moe.experts_per_token, moe.normalize, scales)
-    correction = weights.read_float32(prefix + "router_correction") if moe.routing.is_corrected else None
+    correction = None
+    if moe.routing.is_corrected:
+        correction = weights.read_float32(prefix + "router_correction").flatten()
     weight = weights.read_float32(prefix + "router.weight")
     return GroupedRouter(weight, correction, moe.routing, moe.experts_per_token, moe.normalize)
 
@@ -325,6 +342,30 @@ def _build_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm
 def _unweighted(config: DecoderConfig, layer: LayerConfig, weights: WeightReader) -> Norm:
     ones = torch.ones(config.head_dim_of(layer), dtype=weights.dtype, device=weights.device)
     return Norm(ones, None, config.norm)
+
+
+def _build_head_norm(
+    config: DecoderConfig, name: str, layer: LayerConfig, weights: WeightReader
+) -> Norm | NormOfHeads | None:
+    norm = _build_optional_norm(config, name, weights)
+    if norm is None or not config.qk_norm_of_heads:
+        return norm
+    return NormOfHeads(norm.weight.view(-1, config.head_dim_of(layer)), config.norm)
+
+
+def learned_positions_of(config: DecoderConfig, weights: WeightReader) -> Tensor | None:
+    """Return the learned vectors of the positions, [max_position, hidden]; None without any."""
+    rows = weights.get("positions.weight")
+    return None if rows is None else rows[config.position_offset :]
+
+
+def xielu_of(prefix: str, weights: WeightReader) -> Xielu:
+    """Read the activation of a layer that has learned it."""
+    numbers = {"beta": 0.5, "eps": -1e-6}  # of files that lack them
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        if (stored := f"{prefix}xielu.{name}") in weights:
+            numbers[name] = weights.read_float32(stored).item()
+    return Xielu.of(**numbers)
 
 
 def _build_optional_norm(config: DecoderConfig, name: str, weights: WeightReader) -> Norm | None:

@@ -37,7 +37,7 @@ KEPT: Final = "model-kept.safetensors"
 """Name of a link to a single file beside an index, which would not count otherwise."""
 UPDATED: Final = "model-updated.safetensors"
 HEAD: Final = "lm_head.weight"
-EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight", "wte.weight")
+EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "embed_in.weight")
 FIXED: Final = ("architectures", "model_type", "vocab_size", "quantization_config")
 """Fields of config.json in which the weights must agree: the engine's tokenizer and its requests go by them."""
 

@@ -23,6 +23,11 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken
 # The same weights in other layouts; the modules of sentence-transformers are in folders such as `2_Dense`.
 _UNWANTED = ("[!0-9]*/*.safetensors", "consolidated*.safetensors")
 _GGUF_ON_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<kind>[\w.-]+)")
+_HUB_PAGE = re.compile(r"(?:https?://)?(?:hf\.co|huggingface\.co)/(?P<id>[\w.-]+/[\w.-]+(?::[\w.-]+)?)/?")
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_NO_MODEL = ("*mmproj*", "*imatrix*")  # GGUF files that lie beside models
+# The type at the end of a name, as the converters write it; other names have it behind the last hyphen.
+_USUAL_KIND = re.compile(r"[-._](?P<kind>(?:i?q\d|tq\d|bf16|f16|fp16|f32|mxfp4)\w*)$", re.IGNORECASE)
 
 
 def resolve_folder(
@@ -57,8 +62,50 @@ def resolve_folder(
         return _download_gguf(named["repository"], named["kind"], revision, token, on_progress)
     folder = Path(path) if os.path.isdir(path) else _download(model, revision, token, on_progress)
     if not (folder / "config.json").is_file():
-        raise ModelFileError(folder / "config.json", "is missing")
+        raise ModelFileError(folder / "config.json", f"is missing{_gguf_hint(model, folder)}")
     return folder
+
+
+def gguf_kinds(folder: Path) -> dict[str, Path]:
+    """Return the GGUF models of a repository's folder by the types that `REPOSITORY:TYPE` names them with.
+
+    Returns:
+        The file, or the first part of a split one, of each type, in the order of their names. Files that no type tells
+        from the others are left out.
+    """
+    paths = [path for path in sorted(folder.rglob("*.gguf")) if not _LATER_PART.search(path.name)]
+    stems = {
+        path: re.sub(r"-00001-of-\d{5}$", "", path.stem)
+        for path in paths
+        if not any(path.match(pattern) for pattern in _NO_MODEL)
+    }
+    found = {path: _kind_of(stem) for path, stem in stems.items()}
+    return {
+        kind: path
+        for path, kind in found.items()
+        if kind and sum(bool(_ending(kind).fullmatch(f"{stem}.gguf")) for stem in stems.values()) == 1
+    }
+
+
+def _kind_of(stem: str) -> str:
+    usual = _USUAL_KIND.search(stem)
+    return usual["kind"] if usual else stem.rpartition("-")[2] if "-" in stem else ""
+
+
+def _ending(kind: str) -> re.Pattern[str]:
+    """Return what the name of a GGUF file of a type is like."""
+    return re.compile(rf".*[-._]{re.escape(kind)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+
+
+def _gguf_hint(model: str, folder: Path) -> str:
+    """Return what to name in place of a folder or a repository that has GGUF files."""
+    if os.path.isdir(os.path.expanduser(model)):
+        files = sorted(path.name for path in folder.glob("*.gguf"))
+        return f"; a GGUF file is a model by itself, such as {os.path.join(model, files[0])}" if files else ""
+    kinds = [*gguf_kinds(folder)] or (["Q4_K_M"] if "gguf" in model.lower() else [])
+    return (
+        f"; a GGUF file of a repository is named with its type, such as {model}:{kinds[0]}" if kinds else ""
+    )
 
 
 def _download_gguf(
@@ -71,12 +118,9 @@ def _download_gguf(
     patterns = [
         f"*{before}{each}{parts}.gguf" for each in kinds for before in "-._" for parts in ("", "-*-of-*")
     ]
-    folder = _download(
-        model, revision, token, on_progress, wanted=patterns, unwanted=("*mmproj*", "*imatrix*")
-    )
-    ending = re.compile(rf".*[-._]{re.escape(kind)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
-    found = sorted(path for path in folder.rglob("*.gguf") if ending.fullmatch(path.name))
-    models = [path for path in found if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
+    folder = _download(model, revision, token, on_progress, wanted=patterns, unwanted=_NO_MODEL)
+    found = sorted(path for path in folder.rglob("*.gguf") if _ending(kind).fullmatch(path.name))
+    models = [path for path in found if not _LATER_PART.search(path.name)]
     if len(models) != 1:
         names = ", ".join(str(path.relative_to(folder)) for path in models) or "none"
         raise ModelNotFound(f"model {model!r} must have one GGUF file of type {kind!r}; found {names}")
@@ -94,8 +138,10 @@ def _download(
 ) -> Path:
     """Fetch the files of a repository whose names fit `wanted` and not `unwanted`; return their folder."""
     if _is_plainly_a_path(model):
+        page = _HUB_PAGE.fullmatch(model)
+        hint = f"; on the hub it is {page['id']!r}" if page else ""
         raise ModelNotFound(
-            f"model must be a folder with a config.json or a hub id; there is no folder {model!r}"
+            f"model must be a folder with a config.json or a hub id; there is no folder {model!r}{hint}"
         )
     from huggingface_hub import snapshot_download  # here, because a local folder needs none of it
 

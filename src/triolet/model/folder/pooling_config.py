@@ -119,7 +119,9 @@ def _default_method(fields: Fields, architecture: str) -> str:
         return "MEAN"
     # Only in an encoder has the first token seen the others.
     return (
-        "CLS" if architecture.endswith((HEADLESS, MASKED)) and native_family(architecture) is None else "LAST"
+        "CLS"
+        if architecture.endswith((HEADLESS, MASKED)) and native_family(architecture, fields.values) is None
+        else "LAST"
     )
 
 
@@ -147,7 +149,9 @@ def _classifier(fields: Fields, architecture: str) -> PoolingConfig:
     tasks: tuple[str, ...] = (CLASSIFY, TOKEN_CLASSIFY)
     if architecture.endswith(TOKEN_CLASSIFIER):
         tasks = (TOKEN_CLASSIFY,)
-    elif len(tokens) != 2 and (is_bidirectional(fields.values) or native_family(architecture) is None):
+    elif len(tokens) != 2 and (
+        is_bidirectional(fields.values) or native_family(architecture, fields.values) is None
+    ):
         # an encoder's head reads the whole prompt
         tasks = (CLASSIFY,)
     return PoolingConfig(

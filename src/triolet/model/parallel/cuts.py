@@ -64,6 +64,8 @@ class Part:
             config.names.transposed
             or config.names.sinks
             or config.names.layer_scale
+            or config.qk_norm_of_heads
+            or config.head_bias
             or not config.has_equal_layers
             or any(layer.moe or layer.latent or layer.recurrent for layer in config.layers)
         )

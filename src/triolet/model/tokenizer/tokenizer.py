@@ -325,14 +325,31 @@ def with_template(tokenizer: TextTokenizer, given: str) -> TextTokenizer:
     Raises:
         ConfigError: `chat_template` names no readable file, or is no template.
     """
-    template = _compiled_or_error(source := _given_source(given), tokenizer.template_tokens)
+    template = _given_template(given, tokenizer.template_tokens)
+    return attrs.evolve(
+        tokenizer, chat_template=template, tool_template=None, json=tokenizer.tokenizer_json()
+    )
+
+
+def check_template(given: str | None) -> None:
+    """Check the chat template of a configuration, before its model is loaded, which may take minutes.
+
+    Args:
+        given: path of a file with a template, or the text of one; None for none.
+    Raises:
+        ConfigError: see `with_template`.
+    """
+    if given is not None:
+        _given_template(given, {})
+
+
+def _given_template(given: str, tokens: Mapping[str, str]) -> ChatTemplate:
+    template = _compiled_or_error(source := _given_source(given), tokens)
     if isinstance(template, ChatTemplateError) or "{" not in source:
         is_broken = isinstance(template, ChatTemplateError)
         reason = str(template).rstrip(".") if is_broken else "it shows no messages"
         raise ConfigError("chat_template", f"a chat template in Jinja ({reason})", given)
-    return attrs.evolve(
-        tokenizer, chat_template=template, tool_template=None, json=tokenizer.tokenizer_json()
-    )
+    return template
 
 
 def _given_source(given: str) -> str:

@@ -27,7 +27,7 @@ from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_
 from triolet.protocol.json.parsing import JsonLimits, parse_object
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.labels import check_labels
-from triolet.protocol.responses.response_items import Input, Message
+from triolet.protocol.responses.response_items import Input, Message, NewId
 from triolet.protocol.sampling import OffersTools, check_object_fields, sampling_params, structure_request
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
@@ -299,12 +299,22 @@ Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 @attrs.frozen
 class SamplingPlan:
-    """Sampling parameters of a request, and the tool plan that they follow from."""
+    """Sampling parameters of a request, the tool plan that they follow from, and what its model gives."""
 
     params: SamplingParams
     tools: ToolPlan
     model: str | None = None  # name of the model that it was made for; None for the server's first one
     adapter: str | None = None  # name of the adapter that the request asks for; it is `model`, too
+    defaults: SamplingParams = attrs.field(factory=SamplingParams)  # of the model
+    new_id: NewId | None = None  # makes ids that the model takes; None for those of the server's first one
+
+    def for_successor(self, request: CreateResponse) -> SamplingPlan:
+        """Return the plan of a request of the same model and with the same tools.
+
+        Raises:
+            WireError: a value out of its range.
+        """
+        return attrs.evolve(self, params=request.sampling_params(self.defaults, self.tools))
 
 
 @attrs.frozen(kw_only=True)

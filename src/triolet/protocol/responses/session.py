@@ -279,7 +279,12 @@ class ResponsesContext:
         # Its name has been checked: one that is not the model's is an adapter's.
         adapter = None if not request.model or request.model in self.models else request.model
         return SamplingPlan(
-            request.sampling_params(self.defaults, tools), tools, adapter or self.models[0], adapter
+            request.sampling_params(self.defaults, tools),
+            tools,
+            adapter or self.models[0],
+            adapter,
+            self.defaults,
+            self.new_id,
         )
 
     def answer(
@@ -304,7 +309,7 @@ class ResponsesContext:
             model=planned.model or self.models[0],
             adapter=planned.adapter,
             created_at=now,
-            new_id=self.new_id,
+            new_id=planned.new_id or self.new_id,
             plan=planned.tools,
             chat=(*before, *new),
             survives_restart=self.saves_snapshot and request.resumable,
@@ -387,9 +392,19 @@ class Session:
             return [_steer_failed(event, turn, "invalid_input", "input must be messages of the user")]
         if self._is_draining:
             return [_steer_failed(event, turn, "successor_creation_failed", shutting_down().message)]
-        if turn is None or turn.answer is None or turn.request is None:
+        if turn is None or turn.answer is None or turn.request is None or turn.planned is None:
             return [_steer_failed(event, turn, *self._why_not_active(steer.previous_response_id))]
-        return self._steered(turn, turn.answer, turn.request, steer, now)
+        request = attrs.evolve(
+            turn.request, input=steer.input, previous_response_id=turn.answer.response_id, generate=True
+        )
+        try:
+            planned = turn.planned.for_successor(
+                request
+            )  # by its model, which need not be the server's first
+        except WireError as error:
+            return [_steer_failed(event, turn, "successor_creation_failed", error.message)]
+        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=request, planned=planned))
+        return self._steered(turn, turn.answer, now)
 
     def _why_not_active(self, response_id: str) -> tuple[str, str]:
         for store in (self._local, self._context.store):
@@ -397,14 +412,7 @@ class Session:
                 return "response_already_completed", "the response is over"
         return "response_not_found", "there is no such active response on this connection"
 
-    def _steered(
-        self, turn: Turn, answer: ResponseBuilder, request: CreateResponse, steer: SteerResponse, now: int
-    ) -> list[Effect]:
-        successor = attrs.evolve(
-            request, input=steer.input, previous_response_id=answer.response_id, generate=True
-        )
-        planned = self._context.planned(successor)
-        self._lanes.put_first(Turn(stream_id=turn.stream_id, request=successor, planned=planned))
+    def _steered(self, turn: Turn, answer: ResponseBuilder, now: int) -> list[Effect]:
         events = answer.begin()
         named = {"id": self._context.new_id("steer"), "previous_response_id": answer.response_id}
         events.append(answer.numbered({"type": "response.steer.accepted", "steer": named}))

@@ -246,13 +246,13 @@ class ResponseJournal:
                 await self.in_thread(lambda entries=entries, live=live: self._write(encode(entries), live))  # type: ignore[misc]
                 self._num_writes += 1
                 self._writes.unpark_all()
-        except (OSError, RuntimeError, SnapshotError) as error:
+        except Exception as error:  # of whatever kind, a shortage of memory included: the server goes on
             self.num_errors += 1
             self._is_on = False
             self._entries.clear()
             self._writes.unpark_all()
             logger.warning(
-                "%s cannot be written, the server goes on without it until its next start: %s",
+                "%s cannot be written, the server goes on without it until its next start: %r",
                 self.path,
                 error,
             )

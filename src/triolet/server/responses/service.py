@@ -64,6 +64,7 @@ from triolet.server.responses.generate import (
 )
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
 from triolet.server.transport.client_stream import ClientStream, client_address
+from triolet.server.transport.ids import id_maker
 from triolet.server.transport.input_limits import input_budget, json_limits, socket_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 from triolet.server.transport.websocket import NO_CLOSE_FRAME, PING, Handshake, SendQueue, ServerSocket
@@ -345,6 +346,7 @@ class ResponsesService:
             models=(name,),
             adapter_names=lambda: adapter_names(engine),
             defaults=engine.default_sampling_params(),
+            new_id=id_maker(engine.tool_parser),
             tool_parser=engine.tool_parser,
             reasoning_parser=engine.reasoning_parser,
             tokenizer=engine.tokenizer,

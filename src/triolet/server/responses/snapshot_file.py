@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from triolet.config.whole_file import write_file
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import ConfigError, SnapshotError
 from triolet.ipc.snapshot import SavedRequest, Snapshot
@@ -42,25 +42,6 @@ def check_directory(path: str | None, field: str = "snapshot") -> None:
     directory = Path(path).absolute().parent
     if not os.access(directory, os.W_OK | os.X_OK) or not directory.is_dir() or Path(path).is_dir():
         raise ConfigError(field, "a file in a directory that can be written to", path)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically, readable for this user only.
-
-    Raises:
-        OSError: it cannot be written; the old file is kept.
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)  # of mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            # Before the rename, or a power failure could leave an empty file under the final name.
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes | None:

@@ -104,8 +104,12 @@ class _Completion(GenerationHandler[CompletionRequest]):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_all)
-            async for place, output in receiving:
-                await self._send(events, place, output)
+            try:
+                async for place, output in receiving:
+                    await self._send(events, place, output)
+            except Exception as error:  # likewise
+                failed.append(error)
+                nursery.cancel_scope.cancel()
         if failed:
             raise failed[0]
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 import trio
@@ -412,6 +412,28 @@ def test_a_grammar_process_whose_parent_ended_before_it_could_ask_for_a_signal_e
         command, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"started\n", b"")
+
+
+async def test_no_secret_reaches_the_processes_of_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+
+    def start(command: object, *, env: dict[str, str], **options: object) -> NoReturn:
+        started.append(env)
+        raise OSError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    for name in ("API_KEYS", "PRIORITY_KEYS", "WORKER_TOKEN", "API_KEY"):
+        monkeypatch.setenv(f"TRIOLET_{name}", "a-key")
+    limits = grammar_process.GrammarLimits()
+    opening = grammar_process.open_processes(
+        Vocabulary(b"{}", 1, ()), max_grammars=1, timeout_s=1.0, memory_bytes=0, limits=limits
+    )
+    with pytest.raises(ResourceShortage):
+        async with opening:
+            raise AssertionError
+    [environ] = started
+    assert "PYTHONPATH" in environ
+    assert "a-key" not in environ.values()
 
 
 async def test_an_engine_that_is_asked_for_no_form_starts_no_process(folder: Path) -> None:

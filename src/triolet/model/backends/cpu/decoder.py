@@ -2,7 +2,7 @@
 
 Loading makes a plan (`plan.py`). A step is then the addresses of its input tensors and one call, without the
 interpreter lock; what torch would spend on starting a dozen operations per layer is gone, and so is every copy between
-them. What the C++ step does not know (other activations, float16) stays with `triolet.model.backends.torch_decoder`,
+them. What the C++ step does not know (gates of attention, float16) stays with `triolet.model.backends.torch_decoder`,
 which is also the truth that this one is tested against.
 """
 

@@ -41,7 +41,12 @@ from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
 from triolet.model.backends.layers.layer_inputs import layer_input_scales
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED, QuantMethod
-from triolet.model.backends.torch_loading import embedding_scale_of, router_norm_weight
+from triolet.model.backends.torch_loading import (
+    embedding_scale_of,
+    learned_positions_of,
+    router_norm_weight,
+    xielu_of,
+)
 from triolet.model.memory.out_of_memory import trim_heap
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
 
 
 # The activations that the C++ step knows, as its struct numbers them.
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "relu2": 3, "gelu": 4, "xielu": 5}
 
 
 def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -164,7 +169,7 @@ class _Planner:
         layers = (LayerStruct * len(config.layers))(
             *(self._layer(layer, f"layers.{index}.") for index, layer in enumerate(config.layers))
         )
-        positions = self.weights.get("positions.weight")
+        positions = learned_positions_of(config, self.weights)
         self.kept += (layers, positions, self.facts.query_factors)
         return ModelStruct(
             layers=ctypes.addressof(layers),
@@ -182,6 +187,8 @@ class _Planner:
             dtype=DTYPES[self.weights.dtype],
             activation=_ACTIVATIONS[config.activation],
             norms_rows=config.qk_norm_of_rows,
+            norms_heads=config.qk_norm_of_heads,
+            norms_turned=config.qk_norm_after_rope,
             parallel=config.parallel_block,
             eps=config.norm.eps,
             attention_soft_cap=config.attention_soft_cap or 0.0,
@@ -198,11 +205,16 @@ class _Planner:
         head, argmax_filter = (None, None) if self.cache is None else self.cache.head()
         if head is not None:
             self._count_read(name)
-        elif (head := self.method.pack_kept(self.cpp, self.weights, name)) is None:
+            self.weights.count_read("head.bias")
+        # The blocks of an embedding know no bias of a head.
+        elif (is_tied and self.config.head_bias) or (
+            head := self.method.pack_kept(self.cpp, self.weights, name)
+        ) is None:
             weight = self.weights[f"{name}.weight"]
-            head = self.method.pack_head(self.cpp, weight)
-            # The filter's bounds are of logits without a cap.
-            has_filter = head.bits == 0 and self.config.logit_soft_cap is None
+            head = self.method.pack_head(self.cpp, weight, self.weights.get("head.bias"))
+            # The filter's bounds are of logits without a cap and without a bias.
+            has_bound = self.config.logit_soft_cap is None and not self.config.head_bias
+            has_filter = head.bits == 0 and has_bound
             argmax_filter = pack_argmax_filter(self.cpp, weight) if has_filter else None
             # Packed by now: its memory goes back before the layers are read.
             del weight
@@ -244,6 +256,9 @@ class _Planner:
             post_input_norm=self._norm(prefix + "post_layer_input_norm"),
             attention_norm_bias=self._norm_bias(prefix + "attention_norm"),
             mlp_norm_bias=self._norm_bias(prefix + "mlp_norm"),
+            query_norm_bias=self._head_norm_bias(prefix + "query_norm", layer),
+            key_norm_bias=self._head_norm_bias(prefix + "key_norm", layer),
+            **self._xielu(prefix),
             cos_sin=pointer(table),
             num_kv_heads=self.config.num_kv_heads_of(layer),
             head_dim=self.config.head_dim_of(layer),
@@ -359,7 +374,25 @@ class _Planner:
         """Return the address of a layer norm's bias, zeros if it has none; None for other norms."""
         if not self.config.norm.centered or self.config.norm.biased:
             return self._floats(f"{name}.bias")
-        zeros = torch.zeros(self.config.hidden_size)
+        return self._zeros(self.config.hidden_size)
+
+    def _head_norm_bias(self, name: str, layer: LayerConfig) -> int | None:
+        """Return the address of the bias of a layer norm of queries or keys, zeros if it has none; None for others."""
+        if not self.config.norm.centered or not self.config.qk_norm:
+            return None
+        if self.config.qk_norm_bias:
+            return self._floats(f"{name}.bias")
+        return self._zeros(self.config.head_dim_of(layer))
+
+    def _xielu(self, prefix: str) -> dict[str, float]:
+        """Return the learned numbers of a layer's activation, if it has them, as fields of its struct."""
+        if self.config.activation != "xielu":
+            return {}
+        numbers = attrs.asdict(xielu_of(prefix, self.weights))
+        return {f"xielu_{name}": number for name, number in numbers.items()}
+
+    def _zeros(self, size: int) -> int:
+        zeros = torch.zeros(size)
         self.kept.append(zeros)
         return zeros.data_ptr()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
+import attrs
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -33,6 +34,29 @@ PLAIN: Final[dict[str, Activation]] = {
 """Activations by their names in `DecoderConfig`."""
 
 _GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+
+
+@attrs.frozen
+class Xielu:
+    """An activation with a slope, and curves above and below 0, that a layer has learned. Source: arXiv 2411.13010."""
+
+    positive: float  # factor of the square above 0
+    negative: float  # factor of exp(x) - 1 - x from 0 down
+    slope: float
+    largest: float  # exp(x) - 1 is of numbers up to this one, just below 0
+
+    @classmethod
+    def of(cls, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Self:
+        """Return the activation of numbers as they are stored."""
+        positive, negative = functional.softplus(
+            torch.tensor([alpha_p, alpha_n], dtype=torch.float32)
+        ).tolist()
+        return cls(positive, negative + beta, beta, eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        above = self.positive * x * x
+        below = (x.clamp(max=self.largest).expm1() - x) * self.negative
+        return torch.where(x > 0, above, below) + self.slope * x
 
 
 def feed_forward_activation(name: str, *, gated: bool) -> Activation:

@@ -294,6 +294,9 @@ async function start() {
   url.protocol = base.protocol === "https:" ? "wss:" : "ws:";
   connection = new Connection(url.href, key);
   connection.addEventListener("event", ({ detail }) => hear(detail));
+  connection.addEventListener("refused", ({ detail }) => {
+    for (const lane of [...closing, ...lanes]) lane.refuse(detail);
+  });
   const engineView = new EngineView(document);
   let wasLost = false;
   connection.addEventListener("state", ({ detail }) => {

@@ -3,6 +3,7 @@
 import { protocolsOf } from "./key.js";
 
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
+const REFUSALS = [1003, 1007, 1008, 1009]; // the server takes no such message, and would not take it again
 
 export class Connection extends EventTarget {
   #socket = null;
@@ -28,7 +29,10 @@ export class Connection extends EventTarget {
     socket.onmessage = (message) => {
       this.dispatchEvent(new CustomEvent("event", { detail: JSON.parse(message.data) }));
     };
-    socket.onclose = () => this.#reconnect();
+    socket.onclose = ({ code, reason }) => {
+      if (REFUSALS.includes(code)) this.dispatchEvent(new CustomEvent("refused", { detail: reason || `close code ${code}` }));
+      this.#reconnect();
+    };
   }
 
   // What is said before the first connection waits for it. If that fails, or to a lost one, it is lost: lanes resume.

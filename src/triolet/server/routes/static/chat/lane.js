@@ -82,6 +82,12 @@ export class Lane {
     if (turn.isUnwanted) this.stop();
   }
 
+  // The server has ended the connection over what it was sent: what it has not begun to answer is not asked again.
+  refuse(reason) {
+    const turn = this.active;
+    if (turn && !turn.id) this.#refused(turn, { message: `The server refused this: ${reason}.` });
+  }
+
   hear(event) {
     const turn = this.active;
     if (!turn) return;
