@@ -64,6 +64,7 @@ from triolet.actors.executors.contract import Following, Tell
 from triolet.actors.executors.process import ProcessExecutor
 from triolet.actors.executors.standby import ForkSource
 from triolet.actors.grammar_requests import GrammarRequests
+from triolet.config.whole_file import write_file
 from triolet.core.load_progress import OnProgress
 from triolet.core.recovery.recovery_state import step_kind
 from triolet.core.request.model_info import ModelInfo
@@ -71,7 +72,6 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine import open_engine
 from triolet.errors import TrioletError
-from triolet.server.responses.snapshot_file import write_file
 
 HANGS = ("step", "idle", "loading", "scheduler", "detokenizer", "tokenizer", "guidance", "grammar processes")
 SHORTAGES = ("descriptors", "processes", "memory", "model memory", "disk")

@@ -79,7 +79,7 @@ def test_however_tokens_cut_characters_their_texts_together_are_the_text() -> No
 
         token_ids = list(range(len(pieces)))
         text_of = token_decoder(decode)
-        assert "".join(text_of(one, token_ids[:one]) for one in token_ids) == text, pieces
+        assert "".join(text_of(one, token_ids[:one]) or "" for one in token_ids) == text, pieces
 
 
 def test_a_part_of_a_character_that_nothing_began_is_shown_as_the_text_shows_it() -> None:

@@ -564,12 +564,14 @@ def test_what_was_not_said_is_the_default() -> None:
 
 
 def test_arguments_of_vllm_that_ask_for_nothing_are_let_through() -> None:
-    nothing = dict.fromkeys(NOT_OFFERED)
+    nothing: dict[str, Any] = dict.fromkeys(NOT_OFFERED)
+    without_clone: dict[str, Any] = {"skip_clone": True}
     for made in (SamplingParams(seed=3, **nothing), SamplingParams.from_optional(seed=3, **nothing)):
-        assert made == SamplingParams(seed=3, skip_clone=True) == SamplingParams(seed=3)
+        assert made == SamplingParams(seed=3, **without_clone) == SamplingParams(seed=3)
     for name in NOT_OFFERED:
+        asked: dict[str, Any] = {name: [1]}
         with pytest.raises(TypeError, match=f"^Unexpected keyword argument '{name}'$"):
-            SamplingParams(**{name: [1]})
+            SamplingParams(**asked)
 
 
 def test_a_temperature_that_is_raised_is_told_at_the_line_that_gives_it() -> None:

@@ -292,7 +292,7 @@ async def test_the_ids_of_calls_are_those_that_the_template_of_a_further_model_t
     (tmp_path / "chat_template.jinja").write_text(NINE_CHARACTERS)
 
     def open_mistral(config: EngineConfig) -> AbstractAsyncContextManager[Engine]:
-        fields = {"tokenizer": str(tmp_path), "served_model_name": config.model_name}
+        fields: dict[str, Any] = {"tokenizer": str(tmp_path), "served_model_name": config.model_name}
         return open_fake_engine('[TOOL_CALLS]f{"a":1}', **fields)
 
     monkeypatch.setitem(vars(triolet), "open_engine", open_mistral)
