@@ -49,7 +49,8 @@ class CtrlC:
 
 
 def places(work: Callable[[], object]) -> list[int]:
-    """Spread the signal over all lines that some work takes."""
+    """Spread the signal over all lines that some work takes every time."""
+    ask(make()[1])  # what is done once in a process is done now
     with CtrlC(sys.maxsize) as counted:
         work()
     return [1 + number * (counted.num_lines - 1) // NUM_PLACES for number in range(NUM_PLACES)]

@@ -238,7 +238,7 @@ def test_a_chat_that_fills_the_context_goes_on_by_truncation_and_has_a_way_out(b
         ask_with(page, ignore_eos=True, max_output_tokens=30)
         for number, question in enumerate(("Tell me a story", "And then?", "And then?"), start=1):
             send(page, question)  # the beginning of the chat makes room for it
-            page.wait_for_function(f"document.querySelectorAll('.turn').length == {number}")
+            page.wait_for_selector(f":nth-match(.turn, {number})")
             page.wait_for_selector(".turn[data-state=active]", state="detached")
             assert page.query_selector(".turn[data-state=failed]") is None
             assert len(answers(page)) == number and answers(page)[-1]

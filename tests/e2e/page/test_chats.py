@@ -425,7 +425,7 @@ def test_a_question_from_before_a_first_connection_that_fails_is_asked_once(
     page.wait_for_selector("#connection[data-state=connecting]", state="attached")
     page.wait_for_function("window.first !== undefined")
     send(page, "one")
-    page.evaluate("window.first.onclose()")
+    page.evaluate("window.first.onclose(new CloseEvent('close'))")
     wait_for_answer(page, 1)
     ask(page, "two", 2)
     assert [one["input"][-1]["content"] for one in scribe.asked] == ["one", "two"]

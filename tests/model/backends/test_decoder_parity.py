@@ -34,6 +34,10 @@ class Pair:
     theirs: Any
 
 
+# Of random weights with which a family's greedy tokens do not soon repeat themselves, where those of seed 0 do.
+SEEDS = {"gpt-neox": 1, "stablelm-parallel": 1, "hunyuan-biased": 1, "phi-normed": 11}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Matrices this small are slower on several."""
@@ -49,7 +53,7 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
     def pair(family: str) -> Pair:
         if family not in made:
-            folder = make_model(family, tmp_path_factory.mktemp(family))
+            folder = make_model(family, tmp_path_factory.mktemp(family), seed=SEEDS.get(family, 0))
             made[family] = Pair(folder, PagedDriver(load_model(str(folder)).model), reference(folder))
         return made[family]
 

@@ -52,7 +52,7 @@ def test_layers_that_draft_tokens_are_left_out(folder: Path, tmp_path: Path) -> 
             "deepseek-v3",
             {"n_group": 4},
             ModelFileError,
-            r"n_group must be a divisor of n_routed_experts \(6\)",
+            r"n_group must be a divisor of the number of experts \(6\)",
         ),
         ("deepseek-v3", {"n_group": 6}, ModelFileError, "n_group must be .* leaves 2 in a group"),
         ("deepseek-v3", {"topk_group": 4}, ModelFileError, "topk_group must be at most n_group, 3; got 4"),
