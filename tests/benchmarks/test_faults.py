@@ -42,7 +42,7 @@ def test_after_a_hang_in_any_actor_and_phase_the_streams_are_exact_and_the_engin
 ) -> None:
     # The limit only ends a hang that is not healed at all: how long it takes is no matter of a busy machine.
     line = line_of(case, tmp_path, "--streams", "4", "--heal", "100")
-    assert line["is_good"], line
+    assert line["is_good"], json.dumps(line)
     assert line["streams_exact"]
     assert line["served_afterwards"]
     assert line["failures"] == {}
@@ -66,7 +66,7 @@ def test_a_shortage_fails_only_the_requests_that_need_the_resource_and_the_engin
     if "memory" in case and shutil.which("cc") is None:
         pytest.skip("no compiler for the library that counts allocations")
     line = line_of(case, tmp_path, "--rounds", "10")
-    assert line["is_good"], line
+    assert line["is_good"], json.dumps(line)
     assert (line["rounds"], line["streams"]) == (10, 16)
     assert line["streams_exact"]
     assert line["served_afterwards"]
