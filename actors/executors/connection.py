@@ -49,9 +49,8 @@ logger = logging.getLogger("triolet.runner")
 
 SHORT_BYTES: Final = 2**12  # at most, of nearly all messages and of lines of a log
 READ_BYTES: Final = 2**16  # what a pipe holds on Linux
-LONG_BYTES: Final = (
-    2**20
-)  # read or written at once of a long frame, such as a tensor: a socket holds some of them
+# Read or written at once of a long frame, such as a tensor: a socket holds some of them.
+LONG_BYTES: Final = 2**20
 GRACE_S = 1.0  # from the end of its requests until a process is killed
 MAX_LINE_BYTES = 2_000  # of the log; some libraries draw progress bars without ever ending a line
 RECENT_S = 1.0  # age of the oldest lines that are told with a death, when it is told

@@ -49,9 +49,8 @@ OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # n
 HEALTH_PATHS: Final = ("/health", "/ping", "/health/ready")
 CHUNKED: Final = ("/v1/chat/completions", "/v1/completions")
 SEEDED: Final = (*CHUNKED, "/v1/responses")
-PATH_CHARS: Final = (
-    "/:@!$&'()*+,;=~"  # that need no encoding there (RFC 3986, 3.3), beside letters, digits, `_.-`
-)
+# Characters of a path that need no encoding (RFC 3986, 3.3), beside letters, digits, `_.-`.
+PATH_CHARS: Final = "/:@!$&'()*+,;=~"
 # Headers that are about one connection, and not about the request or the answer.
 HOP_HEADERS: Final = frozenset(
     (
@@ -85,9 +84,7 @@ class ClientRequest:
     target: str  # path and query as the client has sent them
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
-    payload: Mapping[
-        str, Any
-    ]  # of the body, if it is a JSON object, the fields that are looked at; else empty
+    payload: Mapping[str, Any]  # fields of the body that are looked at; empty if it is no JSON object
     prompt: RoutedPrompt
 
     @property

@@ -333,7 +333,7 @@ def jais2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     config = with_attention_bias(fields, base_config(fields, defaults, max_model_len), default=True)
     return attrs.evolve(
         config,
-        norm=NormConfig(eps=fields.number("layer_norm_eps", 1e-5), centered=True),
+        norm=_layer_norm(fields),
         names=UNGATED,
         gated=False,
         mlp_bias=fields.flag("mlp_bias", True),

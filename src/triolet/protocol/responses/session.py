@@ -398,9 +398,8 @@ class Session:
             turn.request, input=steer.input, previous_response_id=turn.answer.response_id, generate=True
         )
         try:
-            planned = turn.planned.for_successor(
-                request
-            )  # by its model, which need not be the server's first
+            # By its model, which need not be the server's first.
+            planned = turn.planned.for_successor(request)
         except WireError as error:
             return [_steer_failed(event, turn, "successor_creation_failed", error.message)]
         self._lanes.put_first(Turn(stream_id=turn.stream_id, request=request, planned=planned))
