@@ -481,6 +481,7 @@ def _refuse_unknown(cls: type[SamplingParams], fields: Mapping[str, object]) -> 
         raise TypeError(f"Unexpected keyword argument {unknown!r}")
 
 
+# attrs makes an `__init__` of the fields alone, and has no place for arguments that are taken and not kept.
 _of_fields = SamplingParams.__init__
 
 
