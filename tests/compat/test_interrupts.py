@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +24,9 @@ NUM_PLACES = 24
 class CtrlC:
     """Sends SIGINT before a line of the engine is run; counts the lines until then.
 
+    The garbage of earlier engines is collected before, and none meanwhile: Python keeps an exception in a destructor
+    to itself, and the lines of a destructor are not those of the work.
+
     Args:
         place: number of the line; beyond all lines for no signal.
     """
@@ -31,11 +35,14 @@ class CtrlC:
         self.place, self.num_lines = place, 0
 
     def __enter__(self) -> Self:
+        gc.collect()
+        gc.disable()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         if "/triolet/" not in frame.f_code.co_filename:
