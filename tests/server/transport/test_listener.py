@@ -29,6 +29,7 @@ from triolet.config.server import GatewayConfig
 from triolet.errors import ConfigError
 from triolet.observability.prometheus import GatewayMetrics
 from triolet.server.transport.client_stream import ClientStream
+from triolet.server.transport.client_turns import ClientTurns
 from triolet.server.transport.listener import ACCEPTED_AT_ONCE, Listener, bind, waiting_connections
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -359,6 +360,42 @@ async def test_connections_that_wait_are_all_taken_at_once() -> None:
             taken += streams
         for stream in taken:
             await trio.aclose_forcefully(stream)
+
+
+class StuckTurns:
+    """Turns of which one client gets none."""
+
+    def __init__(self, turns: ClientTurns, stuck: str) -> None:
+        self._turns, self._stuck = turns, stuck
+
+    async def take(self, client: str) -> None:
+        if client == self._stuck:
+            await trio.sleep_forever()
+        await self._turns.take(client)
+
+
+async def test_connections_that_have_had_no_turn_share_one_task_delay_no_other_client_and_end_with_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_connections = 2 * ACCEPTED_AT_ONCE
+    async with listening() as server, AsyncExitStack() as clients:
+        monkeypatch.setattr(server.front, "_turns", StuckTurns(server.front._turns, "127.0.0.2"))
+        await wait_all_tasks_blocked()
+        before = trio.lowlevel.current_statistics().tasks_living
+        waiting = [
+            await clients.enter_async_context(
+                await trio.open_tcp_stream("127.0.0.1", server.port, local_address="127.0.0.2")
+            )
+            for _ in range(num_connections)
+        ]
+        await eventually(lambda: server.front.num_connections == num_connections)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == before + 1
+        assert (await server.ask(GET.replace(b"1.1", b"1.0"))).endswith(b"hello")
+        await server.front.stop(trio.current_time())
+        for stream in waiting:
+            assert await rest_of(stream) == b""
+        assert server.front.num_connections == 0
 
 
 async def test_a_silent_connection_has_few_objects_for_the_garbage_collector_to_visit() -> None:
