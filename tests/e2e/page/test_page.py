@@ -230,9 +230,8 @@ def test_the_numbers_of_the_page_are_the_sum_over_the_models_of_the_server(page:
 def test_the_engine_is_shown_as_it_is(page: Any) -> None:
     send(page, "Tell me a short story")
     page.wait_for_selector(DONE)
-    for name in ("ttft", "gap"):
-        page.wait_for_selector(f"#{name}:not(:text-is('–'))")
-    page.wait_for_selector("#in_use:text-is('0')")
+    wait_until(page, "['ttft', 'gap'].every((id) => document.getElementById(id).textContent !== '–')")
+    wait_until(page, "document.getElementById('in_use').textContent === '0'")
     wait_until(page, "[...document.querySelectorAll('.curve')].every((one) => one.getAttribute('d'))")
     total, *states = (
         int(page.inner_text(f"#{name}").replace(",", ""))
