@@ -42,7 +42,7 @@ def in_asyncio(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
     @wraps(function)
     def test(*args: object, **kwargs: object) -> None:
         async def run() -> None:
-            await asyncio.wait_for(function(*args, **kwargs), 60)
+            await asyncio.wait_for(function(*args, **kwargs), 300)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         with no_thread_is_left():

@@ -76,4 +76,4 @@ def test_an_answer_streams_and_a_hang_up_frees_its_request() -> None:
         await serving
 
     with no_thread_is_left():
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), 300))

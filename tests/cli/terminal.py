@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -57,6 +58,7 @@ class Terminal:
         )
         self.raw = ""
         self._seen = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end amid a character
 
     def type(self, keys: str) -> None:
         """Press keys; `\\x03` is Ctrl-C."""
@@ -113,7 +115,7 @@ class Terminal:
     def _read(self) -> bool:
         if not select.select([self._master], [], [], 0.05)[0]:
             return False
-        self.raw += os.read(self._master, 65536).decode(errors="replace")
+        self.raw += self._decoder.decode(os.read(self._master, 65536))
         return True
 
 

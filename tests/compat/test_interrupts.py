@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import pytest
 
+import triolet
 from tests.actors.harness import answer_of
 from tests.compat.test_llm_engine import FakeRunner, make_engine
 from triolet.compat import LLM, LLMEngine, SamplingParams
@@ -19,6 +22,15 @@ from triolet.core.request.params import RequestOutputKind
 
 PARAMS = SamplingParams(max_tokens=6, seed=3)
 NUM_PLACES = 24
+PACKAGE = str(Path(triolet.__file__).parent) + os.sep  # the folder of a checkout may have the same name
+
+
+@pytest.fixture(autouse=True)
+def raises_keyboard_interrupt() -> Iterator[None]:
+    """A shell has SIGINT ignored by what it runs in the background."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 class CtrlC:
@@ -45,7 +57,7 @@ class CtrlC:
         gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if "/triolet/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
             self.num_lines += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -22,6 +21,7 @@ from click.testing import CliRunner
 from tests.docs.commands import Command, commands_of, shell_blocks
 from tests.documentation import Block
 from tests.e2e.server import Server, serve
+from tests.ports import free_port
 from tests.source_tree import ROOT
 from triolet import nano
 from triolet.cli import main
@@ -201,7 +201,7 @@ class Session:
             for word in arguments
         ]
         if wanted is not None:
-            self.ports[wanted[1]] = free_port() if wanted[1] != "0" else "0"
+            self.ports[wanted[1]] = str(free_port()) if wanted[1] != "0" else "0"
         kept = [self.here(word) for word in kept]
         on_socket = "--uds" in kept
         if wanted is None and not on_socket:
@@ -216,7 +216,7 @@ class Session:
         assert re.match(r"unix:" if on_socket else r"https?://", url), (name, kept)
         if "--record" in kept:  # what is recorded is read by the next command
             body = b'{"model": "triolet-nano", "prompt": "Once upon", "max_tokens": 4}'
-            with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=60) as answer:
+            with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=300) as answer:
                 assert answer.status == 200
             process.terminate()
             process.wait(30)
@@ -237,12 +237,6 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait(30)
     assert process.stdout is not None
     process.stdout.close()
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

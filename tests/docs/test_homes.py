@@ -24,9 +24,9 @@ import trio
 import trio.testing
 from starlette.applications import Starlette
 
-from tests.docs.test_commands import free_port
 from tests.documentation import Block, blocks
 from tests.e2e.server import Server, serve
+from tests.ports import free_port
 from tests.source_tree import ROOT
 from triolet.errors import ModelNotFound
 
@@ -75,7 +75,6 @@ def test_a_program_with_another_library_gets_an_answer(
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
     )
     assert ran.returncode == 0 and ran.stdout.strip(), ran.stdout + ran.stderr
 
@@ -117,7 +116,7 @@ def run_example(name: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_cancelling_the_scope_of_a_quart_server_ends_it_and_a_hang_up_frees_the_request() -> None:
     pytest.importorskip("quart_trio")
-    port = free_port()
+    port = str(free_port())
     # With answers that are long enough to be left in their middle.
     program = QUART.text.replace("8080", port).replace("max_tokens=40", "max_tokens=500, temperature=0")
     program = program.replace("trio.run(main)", "")
@@ -240,7 +239,7 @@ def test_the_calls_of_open_webui_are_answered(server: Callable[[], Server]) -> N
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(base + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.test_commands import free_port
+from tests.ports import free_port
 from tests.source_tree import ROOT
 
 

@@ -105,9 +105,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.slow
 def test_a_file_answers_in_the_terminal(nano: list[str]) -> None:
     command = [sys.executable, "-m", "triolet", "chat", "-q", "Count from 3 to 9, please.", *nano]
-    done = subprocess.run(
-        [*command, "--temperature", "0"], capture_output=True, text=True, timeout=110, check=True
-    )
+    done = subprocess.run([*command, "--temperature", "0"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "3, 4, 5, 6, 7, 8, 9."
 
 
@@ -120,7 +118,7 @@ def test_a_file_is_served_over_http(nano: list[str]) -> None:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             answer = json.load(response)
     assert answer["choices"][0]["message"]["content"] == "t-r-e-e."
     assert answer["model"] == "nano.gguf"
@@ -130,5 +128,5 @@ def test_a_file_is_served_over_http(nano: list[str]) -> None:
 def test_the_command_line_takes_a_file(folder: Path) -> None:
     command = [sys.executable, "-m", "triolet", "generate", "--model", str(folder / "model.gguf"), "--json"]
     flags = ["--prompt", "Hello", "--max-tokens", "5", "--temperature", "0", "--num-kv-blocks", "64"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)

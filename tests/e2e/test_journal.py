@@ -97,7 +97,7 @@ class Stream:
         with contextlib.suppress(ConnectionClosed), connection(server) as socket:
             socket.send(json.dumps(message))
             while not self.is_over:
-                self.events.append(json.loads(socket.recv(30)))
+                self.events.append(json.loads(socket.recv(300)))
                 if not is_begun:
                     is_begun = True
                     begun.release()
@@ -111,7 +111,7 @@ def reading(server: Server, streams: list[Stream]) -> Iterator[None]:
     for reader in readers:
         reader.start()
     for _ in readers:
-        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=300)
     yield
     for reader in readers:
         reader.join()

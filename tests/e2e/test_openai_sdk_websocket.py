@@ -131,12 +131,12 @@ def test_a_session_tells_its_lanes_apart(client: Any) -> None:
         for name, lane in lanes.items():
             lane.send({"type": "response.create", **GREEDY, "input": questions[name]})
         for name, lane in lanes.items():
-            assert lane.get_final_response(timeout=30).output_text == alone[name]
+            assert lane.get_final_response(timeout=300).output_text == alone[name]
         lanes["a"].send({"type": "response.create", "model": "nobody", "input": "x"})
         with pytest.raises(ResponsesWebSocketError):
-            lanes["a"].get_final_response(timeout=30)
+            lanes["a"].get_final_response(timeout=300)
         lanes["a"].send({"type": "response.create", **GREEDY, "input": questions["a"]})
-        assert lanes["a"].get_final_response(timeout=30).output_text == alone["a"]
+        assert lanes["a"].get_final_response(timeout=300).output_text == alone["a"]
 
 
 @pytest.mark.parametrize("triolet_events", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ import triolet
 from tests.actors.executors.harness import processes_here
 from tests.e2e.test_tensor_parallel import assert_no_rank_is_left, processes_of, ranks_here
 from tests.model.tiny import make_model
+from tests.ports import free_port
 from triolet import Engine, SamplingParams
 from triolet.actors.executors.remote.agent import Agent
 from triolet.config.address import Address
@@ -32,8 +32,7 @@ FIELDS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 
 
 def free_address() -> Address:
     """Return an address of this machine at which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return Address("127.0.0.1", free.getsockname()[1])
+    return Address("127.0.0.1", free_port())
 
 
 def killing(process: int) -> Callable[[], None]:

@@ -43,7 +43,7 @@ async def test_kills_of_one_replica_after_the_other_change_no_answer() -> None:
         assert isinstance(core, ReplicatedCore)
         for number in range(NUM_KILLS):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_kill, core, number % 2, 0.1 + draw.random() / 4)
+                nursery.start_soon(_kill, engine, core, number % 2, draw.randrange(2, NUM_TOKENS // 2))
                 assert await answers_of(engine) == expected
             async for restarting in engine.follow_restarts():
                 if not restarting and engine.statistics().num_restarts == number + 1:
@@ -53,8 +53,11 @@ async def test_kills_of_one_replica_after_the_other_change_no_answer() -> None:
     assert statistics.num_moved_requests > 0
 
 
-async def _kill(core: ReplicatedCore, replica: int, after_s: float) -> None:
-    await trio.sleep(after_s)
+async def _kill(engine: Engine, core: ReplicatedCore, replica: int, num_steps: int) -> None:
+    """Kill the process of a replica once it has computed so many more steps."""
+    until = engine.statistics().replicas[replica].steps + num_steps
+    while engine.statistics().replicas[replica].steps < until:  # noqa: ASYNC110 - it tells of no step
+        await trio.sleep(0.001)
     info = core.replicas[replica].model.info
     assert info is not None
     assert info.process_id is not None

@@ -115,9 +115,7 @@ def test_a_port_that_is_taken_is_said_and_ends_the_command() -> None:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "triolet", "serve", "--port", str(port)]
         environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2 and ran.stdout == ""
     assert f"--port must be free; another program listens there; got {port}" in ran.stderr
 
@@ -169,7 +167,7 @@ def test_a_stream_gets_its_ending_before_the_server_ends() -> None:
         server.process.send_signal(signal.SIGTERM)
         events += [json.loads(message) for message in client]
         assert client.close_code == 1001
-        assert server.process.wait(20) == 0
+        assert server.process.wait(300) == 0
     last = {event["stream_id"]: event for event in events if event["type"] in ENDINGS}
     assert last["short"]["type"] in ("response.incomplete", "response.completed")
     assert last["long"]["type"] in ("response.failed", "response.incomplete", "response.completed")

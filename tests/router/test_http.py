@@ -444,8 +444,8 @@ def test_a_path_whose_encoding_a_server_does_not_tell_is_encoded_anew() -> None:
 def test_an_event_that_comes_in_many_pieces_costs_no_more_than_its_length() -> None:
     event = sse({"type": "response.in_progress", "sequence_number": 0, "text": "x" * 2**23})
     follower, passed_on = _Follower(has_chunks=False), b""
-    began_s = time.process_time()
+    began_s = time.thread_time()
     for start in range(0, len(event), 1024):
         passed_on += follower.follow(event[start : start + 1024])
     assert passed_on == event
-    assert time.process_time() - began_s < 3  # where each piece has the whole looked at, it is a minute
+    assert time.thread_time() - began_s < 3  # where each piece has the whole looked at, it is a minute

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
-from pathlib import Path
+from typing import Final
 
-_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP = "/proc/self/autogroup"
+_PAUSE_S: Final = 0.1  # Linux lets users other than root change the niceness of one session in this time
+_NUM_TRIES: Final = 5  # in so many pauses other processes that are started now have had their turns
 
 
 def lower_priority(niceness: int) -> None:
@@ -20,5 +23,23 @@ def lower_priority(niceness: int) -> None:
     """
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
-        with suppress(OSError):  # there is no such file, or the group has been changed within the last 100 ms
-            _AUTOGROUP.write_text(str(niceness))
+        with suppress(OSError):  # there is no such file
+            _write_session_niceness(niceness)
+
+
+def _write_session_niceness(niceness: int) -> None:
+    """Write the niceness of this process's session, in a later moment where others' are being changed.
+
+    Raises:
+        OSError: there is no such file, or others' are being changed all the time.
+    """
+    file = os.open(_AUTOGROUP, os.O_WRONLY)
+    try:
+        for _ in range(_NUM_TRIES - 1):
+            with suppress(BlockingIOError):
+                os.write(file, b"%d" % niceness)
+                return
+            time.sleep(_PAUSE_S)
+        os.write(file, b"%d" % niceness)
+    finally:
+        os.close(file)

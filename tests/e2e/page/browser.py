@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.e2e.server import Server
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+PATIENCE_S = 120.0  # on a busy machine; nothing takes this long when all is well
 
 Event = dict[str, Any]
 Answer = Callable[[dict[str, Any]], list[Event]]
@@ -28,7 +33,7 @@ def opened(browser: Any, url: str, answer: Answer | None = None, **context: Any)
     complaints: list[str] = []
     with browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **context}) as window:
         page = window.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1000 * PATIENCE_S)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         if answer is not None:
@@ -50,6 +55,26 @@ def listen(socket: Any, answer: Answer) -> None:
 
 def wait_until_connected(page: Any) -> None:
     page.wait_for_selector("#connection[data-state=open]", state="attached")
+
+
+def wait_until(page: Any, expression: str, argument: object = None) -> None:
+    """Wait until an expression of the page holds.
+
+    Playwright's `wait_for_function` does so where it holds at once only: later it lets the page evaluate a text, which
+    the page forbids.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    while not page.evaluate(expression, argument):
+        assert time.monotonic() < until_s, f"it has not come true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def wait_for_idle(server: Server) -> None:
+    """Wait until the server computes nothing."""
+    until_s = time.monotonic() + PATIENCE_S
+    while server.metrics()["num_requests_running"] or server.metrics()['kv_blocks{state="in_use"}']:
+        assert time.monotonic() < until_s, "it computes what nothing waits for"
+        time.sleep(0.05)
 
 
 def response_of(
@@ -93,8 +118,7 @@ def ask_with(page: Any, **options: Any) -> None:
 
 
 def wait_for_text(page: Any, length: int, lane: str = "a") -> None:
-    for _ in range(400):
-        if answers(page, lane) and len(answers(page, lane)[-1]) > length:
-            return
+    until_s = time.monotonic() + PATIENCE_S
+    while not answers(page, lane) or len(answers(page, lane)[-1]) <= length:
+        assert time.monotonic() < until_s, f"no text in lane {lane}: {answers(page, lane)}"
         page.wait_for_timeout(20)
-    raise AssertionError(f"no text in lane {lane}: {answers(page, lane)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.page.browser import Event, opened, response_of, says, send
+from tests.e2e.page.browser import Event, opened, response_of, says, send, wait_until
 from tests.e2e.page.test_markdown import SAMPLE
 from tests.e2e.server import Server
 
@@ -17,11 +17,16 @@ from tests.e2e.server import Server
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 SHA256 = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 DONE = ".turn[data-state=done]"
+SETTLED = """new Promise(requestAnimationFrame).then(() => new Promise(requestAnimationFrame)).then(() => {
+  const finite = document.getAnimations().filter((one) => one.effect.getComputedTiming().endTime < Infinity);
+  return Promise.allSettled(finite.map((one) => one.finished)).then(() => true);
+})"""
+"""What is true once the transitions that are under way have ended."""
 
 
 def violations(page: Any) -> list[tuple[str, list[Any]]]:
     """Rules of axe that the page breaks as it is now, with the elements."""
-    page.wait_for_timeout(350)  # transitions of colour
+    page.evaluate(SETTLED)  # transitions of colour
     page.evaluate(AXE.read_text() + ";0")
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
@@ -146,8 +151,7 @@ def test_everything_can_be_reached_by_keys(browser: Any, server: Server) -> None
         assert places == sorted(places)
         # What has the focus can be seen: the buttons of a turn are else there for the mouse only.
         page.focus("button[aria-label='Copy the answer']")
-        page.wait_for_timeout(300)
-        assert page.eval_on_selector(".buttons", "one => getComputedStyle(one).opacity") == "1"
+        wait_until(page, "getComputedStyle(document.querySelector('.buttons')).opacity === '1'")
         page.keyboard.press("Alt+c")
         assert page.evaluate("document.activeElement.id") == "search"
         page.keyboard.press("Alt+n")

@@ -18,7 +18,9 @@ from tests.e2e.page.browser import (
     opened,
     response_of,
     send,
+    wait_for_idle,
     wait_for_text,
+    wait_until,
     wait_until_connected,
 )
 from tests.e2e.server import Server
@@ -328,7 +330,7 @@ def test_a_chat_that_is_deleted_while_its_answer_streams_stays_deleted(browser: 
         assert shown_chats(page) == []
         reload(page)
         assert shown_chats(page) == []
-        assert server.metrics()["num_requests_running"] == 0
+        wait_for_idle(server)
 
 
 @pytest.mark.slow
@@ -376,7 +378,7 @@ def test_two_tabs_that_write_the_same_chat_lose_nothing_of_it(browser: Any, serv
             "from the other tab again",
         }
         for tab in (page, other):
-            tab.wait_for_function(f"({KEPT})().then(([chat]) => chat.turns.length === {len(asked)})")
+            wait_until(tab, f"({KEPT})().then(([chat]) => chat.turns.length === {len(asked)})")
             tab.reload()
             wait_until_connected(tab)
             [chat] = tab.evaluate(KEPT)
@@ -423,7 +425,7 @@ def test_a_question_from_before_a_first_connection_that_fails_is_asked_once(
     )
     page.reload()
     page.wait_for_selector("#connection[data-state=connecting]", state="attached")
-    page.wait_for_function("window.first !== undefined")
+    wait_until(page, "window.first !== undefined")
     send(page, "one")
     page.evaluate("window.first.onclose(new CloseEvent('close'))")
     wait_for_answer(page, 1)

@@ -57,11 +57,11 @@ def is_resident(tensor: Tensor, first: int, last: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(20_000):
         if condition():
             return
         time.sleep(0.005)
-    raise AssertionError("it has not come true in ten seconds")
+    raise AssertionError("it has not come true in a hundred seconds")
 
 
 def threads() -> set[threading.Thread]:
@@ -158,7 +158,7 @@ def test_while_steps_are_computed_it_rests_nine_times_as_long_as_each_page_has_t
 
 def test_between_steps_it_is_not_quiet() -> None:
     tensor = make_tensor()
-    pages = PagePrefault([tensor], quiet_s=2.0)
+    pages = PagePrefault([tensor], quiet_s=60.0)  # a busy machine may stand still for seconds
     for _ in range(50):
         pages.reach(7)
         pages.rest()

@@ -70,6 +70,23 @@ async def rest_of(stream: trio.abc.ReceiveStream) -> bytes:
         return answer
 
 
+async def pass_time(clock: MockClock, until: Callable[[], bool]) -> None:
+    """Let time pass, second by second, until something is so: a limit, and the moment that a client has to read."""
+    while not until():
+        clock.jump(1.0)
+        await trio.to_thread.run_sync(time.sleep, 0.001)
+
+
+async def stand_idle(server: Server, clock: MockClock, limit_s: float) -> None:
+    """Open the only connection, on which nothing is sent, and wait until the server has closed it at its limit."""
+    await eventually(lambda: not server.front.num_connections)
+    async with await server.connect() as stream:
+        await eventually(lambda: server.front.num_connections == 1)
+        await wait_all_tasks_blocked()
+        clock.jump(limit_s)
+        assert await rest_of(stream) == b""
+
+
 async def read(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
     with trio.fail_after(60):
         answer = b""
@@ -509,12 +526,15 @@ async def test_connections_beyond_the_limit_are_turned_away_with_a_word() -> Non
         )
 
 
-async def test_a_client_that_does_not_read_is_given_up_after_the_write_timeout() -> None:
-    async with listening(write_timeout=0.3) as server, await server.connect() as stream:
+async def test_a_client_that_does_not_read_is_given_up_after_the_write_timeout(mock_clock: MockClock) -> None:
+    async with listening(write_timeout=8.0) as server, await server.connect() as stream:
         await stream.send_all(b"GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
-        await trio.sleep(0.1)
+        await eventually(lambda: server.front.num_connections == 1)
+        await wait_all_tasks_blocked(0.1)
+        mock_clock.jump(7.0)
+        await wait_all_tasks_blocked(0.1)
         assert server.front.num_connections == 1
-        await eventually(lambda: not server.front.num_connections)
+        await pass_time(mock_clock, until=lambda: not server.front.num_connections)
 
 
 async def test_the_end_waits_for_no_client_that_does_not_read(mock_clock: MockClock) -> None:
@@ -564,11 +584,12 @@ async def test_a_listener_that_drains_takes_new_connections_for_one_request_unti
         await idle.aclose()
 
 
-async def test_a_connection_that_is_opened_in_a_drain_and_stands_idle_is_closed() -> None:
-    async with listening(handshake_timeout=0.2) as server:
+async def test_a_connection_that_is_opened_in_a_drain_and_stands_idle_is_closed(
+    mock_clock: MockClock,
+) -> None:
+    async with listening(handshake_timeout=2.0) as server:
         await server.front.drain()
-        async with await server.connect() as stream:
-            assert await rest_of(stream) == b""
+        await stand_idle(server, mock_clock, 2.0)
 
 
 def samples(metrics: GatewayMetrics, name: str) -> dict[str, float]:
@@ -577,9 +598,9 @@ def samples(metrics: GatewayMetrics, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in found if float(value)}
 
 
-async def test_every_end_of_an_http_connection_is_counted_by_its_reason() -> None:
+async def test_every_end_of_an_http_connection_is_counted_by_its_reason(mock_clock: MockClock) -> None:
     name = "http_connection_closes_total"
-    async with listening(write_timeout=0.2, handshake_timeout=0.3) as server:
+    async with listening(write_timeout=2.0, handshake_timeout=3.0) as server:
         stream = await server.connect()
         await stream.send_all(GET)
         await read(stream, b"hello")
@@ -592,13 +613,15 @@ async def test_every_end_of_an_http_connection_is_counted_by_its_reason() -> Non
         await eventually(lambda: samples(server.metrics, name).get('reason="server"') == 2)
         assert samples(server.metrics, "http_responses_total") == {'route="unmatched",status="400"': 1}
 
-        async with await server.connect() as stream:
-            assert await rest_of(stream) == b""
+        await stand_idle(server, mock_clock, 3.0)
         await eventually(lambda: samples(server.metrics, name).get('reason="idle"') == 1)
 
         async with await server.connect() as stream:
             await stream.send_all(GET.replace(b"/", b"/flood", 1))
-            await eventually(lambda: samples(server.metrics, name).get('reason="write_timeout"') == 1)
+            await eventually(lambda: server.front.num_connections == 1)
+            await wait_all_tasks_blocked(0.1)
+            name_of_end = 'reason="write_timeout"'
+            await pass_time(mock_clock, until=lambda: samples(server.metrics, name).get(name_of_end) == 1)
 
         await server.ask(UPGRADE)
         await eventually(lambda: samples(server.metrics, name).get('reason="upgrade"') == 1)
@@ -606,7 +629,10 @@ async def test_every_end_of_an_http_connection_is_counted_by_its_reason() -> Non
         async with await server.connect() as stream:
             await stream.send_all(GET)
             await read(stream, b"hello")
-            await server.front.stop(trio.current_time() + 10)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.front.stop, trio.current_time() + 10)
+                assert await rest_of(stream) == b""
+                await stream.aclose()
         # The counts of the others have not changed: each connection has one end.
         assert samples(server.metrics, name) == {
             'reason="client"': 1,
@@ -666,7 +692,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return chain, key
 
 
-async def test_with_a_certificate_both_languages_are_spoken_over_tls(certificate: tuple[Path, Path]) -> None:
+async def test_with_a_certificate_both_languages_are_spoken_over_tls(
+    certificate: tuple[Path, Path], mock_clock: MockClock
+) -> None:
     chain, key = certificate
     trusting = ssl.create_default_context(cafile=str(chain))
     async with listening(certfile=str(chain), keyfile=str(key), handshake_timeout=2.0) as server:
@@ -679,8 +707,7 @@ async def test_with_a_certificate_both_languages_are_spoken_over_tls(certificate
         async with await server.connect() as plain:
             await plain.send_all(GET)
             assert b"200" not in await rest_of(plain)
-        async with await server.connect() as silent:
-            assert await rest_of(silent) == b""
+        await stand_idle(server, mock_clock, 2.0)
 
 
 @pytest.mark.parametrize(
