@@ -376,7 +376,7 @@ def test_two_tabs_that_write_the_same_chat_lose_nothing_of_it(browser: Any, serv
             "from the other tab again",
         }
         for tab in (page, other):
-            tab.wait_for_function(f"({KEPT})().then(([chat]) => chat.turns.length === {len(asked)})")
+            wait_for_kept_turns(tab, len(asked))
             tab.reload()
             wait_until_connected(tab)
             [chat] = tab.evaluate(KEPT)
@@ -406,6 +406,19 @@ KEPT = """() => new Promise((resolve) => {
 """All records of the store."""
 
 
+def wait_for_kept_turns(page: Any, number: int) -> None:
+    """Wait until the only chat of the store has this many turns.
+
+    Not by `wait_for_function`, which evaluates its condition in the page, where the content security policy forbids it.
+    """
+    for _ in range(400):
+        [chat] = page.evaluate(KEPT)
+        if len(chat["turns"]) == number:
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"{len(chat['turns'])} turns are kept, and not {number}")
+
+
 def rename(page: Any, title: str, name: str) -> None:
     page.click(f"#chat-list button[aria-label='Rename {title}']")
     page.fill("#chat-list input", name)
@@ -419,11 +432,12 @@ def test_a_question_from_before_a_first_connection_that_fails_is_asked_once(
 ) -> None:
     page.add_init_script(
         "const Real = WebSocket;"
-        "window.WebSocket = function (...a) { window.WebSocket = Real; return (window.first = {}); };"
+        "window.WebSocket = function (...a) { window.WebSocket = Real;"
+        " document.documentElement.dataset.first = 'made'; return (window.first = {}); };"
     )
     page.reload()
     page.wait_for_selector("#connection[data-state=connecting]", state="attached")
-    page.wait_for_function("window.first !== undefined")
+    page.wait_for_selector("[data-first=made]", state="attached")
     send(page, "one")
     page.evaluate("window.first.onclose(new CloseEvent('close'))")
     wait_for_answer(page, 1)
