@@ -1,8 +1,8 @@
 """Limits on what clients send, as the configuration of a server or a router gives them.
 
-A router adds fields to what it passes on: a seed, and the ids that an engine knows a response by. It says so in a header,
-for which an engine allows a little more than to a client, so that both take the same requests under the same limits. A
-client that sends the header gains nothing.
+A router adds fields to what it passes on: a seed, and the ids that an engine knows a response by. It says so in a
+header, for which an engine allows a little more than to a client, so that both take the same requests under the same
+limits. A client that sends the header gains nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from triolet.config.server import GatewayConfig
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.websocket import SocketLimits
-
 
 ROUTED_HEADER: Final = "x-triolet-routed"
 # A seed of 62 bits and the id of a response, each with its name; an id may have 128 characters.
