@@ -214,6 +214,14 @@ def can_not_fail(tree: ast.Module) -> Iterator[ast.AST]:
             yield function
 
 
+# ---------------------------------------------- the page's policy forbids text that becomes a function
+
+
+def polls_in_the_page(tree: ast.Module) -> Iterator[ast.AST]:
+    """Calls of playwright's `wait_for_function`, which fail where the condition is not true at the first look."""
+    yield from (node for node in ast.walk(tree) if last_name_called(node) == "wait_for_function")
+
+
 # ---------------------------------------------------------------------------------- the rules hold
 
 
@@ -234,6 +242,7 @@ def can_not_fail(tree: ast.Module) -> Iterator[ast.AST]:
             explains_what_is_not_there, PACKAGE, "Args:", id="a docstring explains parameters that there are"
         ),
         pytest.param(can_not_fail, TESTS, "", id="every test can fail"),
+        pytest.param(polls_in_the_page, TESTS, "wait_for", id="no condition is polled inside the page"),
     ],
 )
 def test_the_house_keeps_its_rule(rule: Rule, files: list[Path], mark: str) -> None:
@@ -262,6 +271,7 @@ def test_the_house_keeps_its_rule(rule: Rule, files: list[Path], mark: str) -> N
         (explains_what_is_not_there, 'class C:\n """Hold.\n\n Args:\n     y: it.\n """\n x: int'),
         (can_not_fail, "def test_f(): f()"),
         (can_not_fail, "async def test_f(): assert True"),
+        (polls_in_the_page, "page.wait_for_function('window.first')"),
     ],
 )
 def test_a_breach_is_found(rule: Rule, source: str) -> None:
@@ -287,6 +297,7 @@ def test_a_breach_is_found(rule: Rule, source: str) -> None:
         (can_not_fail, "def test_f():\n with pytest.raises(ValueError):\n  f()"),
         (can_not_fail, "def verify(x):\n assert x\ndef test_f():\n verify(f())"),
         (can_not_fail, "def test_f(): torch.testing.assert_close(a, b)"),
+        (polls_in_the_page, "page.wait_for_selector('[data-first]')"),
     ],
 )
 def test_what_only_resembles_a_breach_is_let_through(rule: Rule, source: str) -> None:

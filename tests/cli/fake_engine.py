@@ -137,6 +137,8 @@ class FakeEngine:
             )
             if "fail" in question and position == 2:
                 raise RequestFailed("r-1", "a step failed twice")
+            if "die midway" in question and position == 2:
+                raise EngineDead("the engine gave up after 3 crashes")
             at_end, at_limit = position == len(pieces), position == limit - 1
             reason = FinishReason.STOP if at_end else FinishReason.LENGTH if at_limit else None
             yield RequestOutput(

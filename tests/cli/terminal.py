@@ -104,6 +104,10 @@ class Terminal:
         """The terminal's mode, as `termios` gives it."""
         return termios.tcgetattr(self._slave)
 
+    def num_unread(self) -> int:
+        """Bytes that were typed and that nothing has read: the shell's next input, once the program has ended."""
+        return int.from_bytes(fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4)), sys.byteorder)
+
     def close(self) -> None:
         """End the program, if it has not ended, and give back the terminal."""
         if self.process.poll() is None:

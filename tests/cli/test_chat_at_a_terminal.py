@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -210,6 +211,44 @@ def test_a_dead_engine_ends_the_chat_with_one_line(chat: Terminal) -> None:
     assert "Traceback" not in chat.text
 
 
+@pytest.mark.parametrize(
+    ("question", "partial"), [("please kill the engine", ""), ("please die midway", "You said:")]
+)
+def test_a_conversation_that_a_dead_engine_ends_is_saved_and_the_next_chat_goes_on_with_it(
+    start: START, tmp_path: Path, question: str, partial: str
+) -> None:
+    first = start()
+    first.expect(PROMPT)
+    first.type("hello" + ENTER)
+    first.expect("prompt 10")
+    first.type(question + ENTER)
+    first.expect("the conversation, 2 exchanges, is saved; in the next chat ")
+    load = first.expect(" goes on with it")
+    first.expect("triolet: error: the engine gave up after 3 crashes\n")
+    assert first.expect_exit() == 1
+    path = Path(load.removeprefix("/load "))
+    assert path.parent == tmp_path / "triolet"
+    assert json.loads(path.read_text())["messages"] == [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "You said: hello"},
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": partial},
+    ]
+    second = start()
+    second.expect(PROMPT)
+    second.type(load + ENTER)
+    second.expect("Loaded 2 exchanges")
+    second.type("hello again" + ENTER)
+    second.expect("prompt 50")
+
+
+def test_a_chat_that_ends_before_its_first_message_leaves_no_file(start: START, tmp_path: Path) -> None:
+    chat = start("--model", "missing")
+    chat.expect("neither a folder")
+    assert chat.expect_exit() == 1
+    assert not (tmp_path / "triolet").exists()
+
+
 def test_regen_answers_the_same_conversation_again(chat: Terminal) -> None:
     chat.type("hello" + ENTER)
     chat.expect("prompt 10")
@@ -252,6 +291,42 @@ def test_what_is_typed_during_a_reply_is_not_echoed_into_it_and_is_sent_after_it
     chat.type("hello" + ENTER)
     assert "hello" not in chat.expect("prompt 10")
     chat.expect("You said: hello\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"), [("hello", "hello"), ("one\x1b\rtwo", "one\ntwo"), ("hello" + ENTER, "hello")]
+)
+def test_what_is_typed_before_ctrl_c_stops_a_reply_is_in_the_next_prompt(
+    chat: Terminal, typed: str, sent: str
+) -> None:
+    chat.type("tell me a story" + ENTER)
+    chat.expect("fox")
+    chat.type(typed + CTRL_C)
+    chat.expect("Stopped;")
+    chat.expect(PROMPT)
+    if not typed.endswith(ENTER):
+        chat.type(ENTER)
+    chat.expect(f"You said: {sent}\n")
+
+
+@pytest.mark.slow
+def test_an_alt_enter_that_is_typed_during_a_reply_is_a_line_break_of_the_next_message(
+    chat: Terminal,
+) -> None:
+    chat.type("slowly count to 30" + ENTER)
+    chat.expect("4, 5")
+    chat.type("one\x1b\rtwo" + ENTER)
+    chat.expect("You said: one\ntwo\n")
+
+
+def test_what_was_typed_ahead_is_no_command_for_the_shell_after_ctrl_c_has_ended_the_chat(
+    chat: Terminal,
+) -> None:
+    chat.type("tell me a stubborn story" + ENTER)
+    chat.expect("fox")
+    chat.type("rm everything" + ENTER)
+    assert chat.press_until_exit(CTRL_C) == 130
+    assert chat.num_unread() == 0
 
 
 def test_without_colour_nothing_is_painted_and_nothing_turns(start: START) -> None:

@@ -22,6 +22,7 @@ from prompt_toolkit.output import DummyOutput
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.search import SearchDirection, start_search
 
+from triolet.cli.conversation import state_folder
 from triolet.cli.prompt import (
     CommandCompleter,
     KeptHistory,
@@ -117,14 +118,14 @@ def test_bytes_that_are_no_text_become_question_marks() -> None:
 
 def test_history_is_kept_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    history = history_in()
+    history = history_in(state_folder())
     assert isinstance(history, FileHistory)
     assert Path(str(history.filename)) == tmp_path / "triolet" / "history"
 
 
 def test_where_no_history_can_be_kept_the_chat_has_one_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "triolet").write_text("a file where the folder should be")
-    assert isinstance(history_in(tmp_path), InMemoryHistory)
+    assert isinstance(history_in(tmp_path / "triolet"), InMemoryHistory)
 
 
 @pytest.mark.parametrize("marks", [("", ""), ("\x1b[200~", "\x1b[201~")])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
 from openai.types.responses import ResponseStreamEvent
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from pydantic import TypeAdapter
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, serve_websocket
 
@@ -19,7 +23,13 @@ from triolet.cli.backends import remote
 from triolet.cli.backends.base import ReplyRequest
 from triolet.cli.backends.events import RefusedByServer, ResponseReader, waiting_sentence
 from triolet.cli.backends.remote import RemoteBackend
+from triolet.cli.chat import Chat, ChatOptions
+from triolet.cli.conversation import ChatHistory, SavedChat
+from triolet.cli.interrupts import Interrupts
+from triolet.cli.prompt import Prompt
 from triolet.cli.reply import Reply
+from triolet.cli.screen import Screen
+from triolet.cli.slash import ChatState
 from triolet.client.address import ServerAddress, ServerError
 from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -282,6 +292,25 @@ async def test_a_request_has_the_users_sampling_the_form_and_no_reasoning_if_it_
     assert asked["chat_template_kwargs"] == {"enable_thinking": False}
     assert asked["text"]["format"]["schema"] == schema
     assert asked["input"] == [{"type": "message", "role": "user", "content": "Hi"}]
+
+
+async def test_a_conversation_outlives_a_server_that_is_gone_for_good_and_can_be_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote, "GIVE_UP_AFTER_S", -1.0)
+    out, path, interrupts = io.StringIO(), tmp_path / "kept.json", Interrupts()
+    turns = (script([], created(), delta(1, "Hello."), completed(2)), script([], lost=True))
+    async with scripted(*turns, monkeypatch=monkeypatch) as backend, trio.open_nursery() as nursery:
+        state = ChatState(conversation=ChatHistory(), defaults=backend.defaults, knows_defaults=False)
+        with create_pipe_input() as keys:
+            prompt = Prompt(colour=False, keys=keys, output=DummyOutput())
+            screen, options = Screen(out, live=False, colour=False), ChatOptions()
+            keys.send_text(f"Hi\rAnd now?\r/save {path}\r\x04")
+            await Chat(backend, state, screen, prompt, interrupts, nursery, options).run()
+    lost, told = out.getvalue().split("no connection to ")
+    assert "/save" not in lost.split("Hello.")[1]
+    assert "The conversation is still here; /save FILE keeps it" in told
+    assert [one.question for one in SavedChat.read(path).history.exchanges] == ["Hi"]
 
 
 def test_an_error_in_place_of_an_answer_is_told_and_ends_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from argparse import ArgumentParser
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.compat.test_llm_engine import FakeRunner, make_engine
+from tests.compat.vllm_arguments import VLLM_DEFAULTS
 from triolet.compat import (
     LLM,
     AsyncEngineArgs,
@@ -99,3 +101,70 @@ def test_prompts_are_made_by_vllms_names() -> None:
         prompts, SamplingParams(max_tokens=3, seed=3), use_tqdm=False
     )
     assert [output.prompt_token_ids for output in outputs] == [(1, 2)] * 3
+
+
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"model": "m", "max_model_len": 128, "scheduling_policy": "fair", "swap_space": 4},
+    {"policy": "priority", "num_kv_blocks": 7, "log_stats": False},
+    {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}, "distributed_executor_backend": "mp"},
+    {"hf_overrides": {"classifier_from_token": ["no", "yes"]}, "disable_log_stats": True},
+    {**NGRAM, "runner": "thread", "served_model_name": ["a", "b"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
+@pytest.mark.parametrize("given", GIVEN)
+def test_arguments_are_a_dataclass_whose_values_make_the_same_arguments(
+    kind: type[EngineArgs], given: dict[str, Any]
+) -> None:
+    args: Any = kind(**given)
+    values = dataclasses.asdict(args)
+    assert kind(**values) == args
+    assert dataclasses.replace(args) == args
+    in_vllm = {"policy": "scheduling_policy", "num_kv_blocks": "num_gpu_blocks_override"}
+    assert {name: values[in_vllm.get(name, name)] for name in given} == given
+
+
+def test_the_fields_of_arguments_are_those_of_vllms_dataclass_and_our_own() -> None:
+    fields = {field.name: field for field in dataclasses.fields(EngineArgs)}  # type: ignore[arg-type]
+    assert VLLM_DEFAULTS.keys() | {"model", "fair_ttft_factor"} <= fields.keys()
+    assert (fields["swap_space"].default, fields["max_model_len"].default) == (4, None)
+    patterns: Any = fields["ignore_patterns"].default_factory
+    assert patterns() == ["original/**/*"]
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        ({"max_num_seqs": 3}, {"max_model_len": 64}, {"max_num_seqs": 3, "max_model_len": 64}),
+        (GIVEN[3], {"speculative_config": None}, {"runner": "process"}),
+        ({"distributed_executor_backend": "mp"}, {"distributed_executor_backend": None}, {}),
+        ({"disable_log_stats": True}, {"disable_log_stats": False}, {}),
+        ({"log_stats": False}, {"seed": 3}, {"log_stats": False, "seed": 3}),
+        ({"policy": "fair"}, {"scheduling_policy": "priority"}, {"policy": "priority"}),
+    ],
+)
+def test_replaced_arguments_are_what_the_changed_ones_say(
+    before: dict[str, Any], changes: dict[str, Any], after: dict[str, Any]
+) -> None:
+    args: Any = EngineArgs(**before)
+    assert dataclasses.replace(args, **changes) == EngineArgs(**after)
+    assert args == EngineArgs(**before)
+
+
+def test_a_replaced_argument_is_checked() -> None:
+    args: Any = EngineArgs()
+    with pytest.raises(UnsupportedFeature, match="swap_space is not offered"):
+        dataclasses.replace(args, swap_space=8)
+    with pytest.raises(ConfigError, match="model_ must be a field"):
+        dataclasses.replace(args, model_=3)
+
+
+def test_requests_in_the_log_can_be_replaced_in_both_directions() -> None:
+    args: Any = AsyncEngineArgs(enable_log_requests=True, max_log_len=3)
+    assert dataclasses.replace(args, enable_log_requests=False) == AsyncEngineArgs(max_log_len=3)
+    assert (
+        dataclasses.replace(dataclasses.replace(args, enable_log_requests=False), enable_log_requests=True)
+        == args
+    )

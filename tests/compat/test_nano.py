@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
+from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
 import triolet
+from triolet import compat
 from triolet.compat import (
     LLM,
     AsyncEngineArgs,
     AsyncLLM,
     BeamSearchParams,
+    EngineArgs,
     SamplingParams,
     StructuredOutputsParams,
 )
 from triolet.core.request.request import FinishReason
-from triolet.errors import InvalidParams
+from triolet.errors import EngineClosed, InvalidParams, UnsupportedFeature
 
 QUESTIONS = ["What is the opposite of hot?", "Which day comes after Monday?", "Count to five."]
 CHATS = [[{"role": "user", "content": question}] for question in QUESTIONS]
@@ -94,3 +99,49 @@ async def test_metrics_of_a_real_engine_agree_with_its_outputs() -> None:
     for reason, count in reasons.items():
         labels = f'engine="{index}",finished_reason="{reason}",model_name="triolet-nano"'
         assert f"vllm:request_success_total{{{labels}}} {count}.0" in text
+
+
+def test_the_configuration_of_an_engine_has_vllms_parts(llm: LLM) -> None:
+    config = llm.llm_engine.vllm_config
+    written = json.loads((Path(config.model_config.folder) / "config.json").read_text())
+    model = config.model_config
+    assert (model.hf_config.model_type, model.architectures) == (
+        written["model_type"],
+        tuple(written["architectures"]),
+    )
+    assert model.hf_text_config.to_dict()["num_hidden_layers"] == written["num_hidden_layers"]
+    assert (model.get_hidden_size(), model.get_vocab_size()) == (
+        written["hidden_size"],
+        written["vocab_size"],
+    )
+    assert model.get_head_size() == written.get(
+        "head_dim", written["hidden_size"] // written["num_attention_heads"]
+    )
+    assert (model.max_model_len, config.scheduler_config.max_num_seqs) == (256, 2)
+    assert (config.parallel_config.world_size, config.lora_config) == (1, None)
+    assert config.cache_config.num_gpu_blocks * config.cache_config.block_size >= 256
+    assert config.observability_config.otlp_traces_endpoint is None
+    assert model is llm.llm_engine.model_config  # what transformers has read is read once
+
+
+def test_the_configuration_of_an_engine_opens_another_one(llm: LLM) -> None:
+    config = llm.llm_engine.vllm_config
+    assert config == EngineArgs(max_num_seqs=2, max_model_len=256).create_engine_config()
+    assert hash(config) == hash(config.plain())
+    assert AsyncLLM(copy.deepcopy(config)).vllm_config == config
+    assert config != attrs.evolve(config.plain(), seed=config.seed + 1)
+
+
+async def test_parts_of_a_configuration_are_known_once_the_engine_is_open() -> None:
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=2))
+    with pytest.raises(EngineClosed):
+        _ = llm.vllm_config.model_config
+    async with llm:
+        assert (await llm.get_vllm_config()).model_config.dtype == (await llm.get_model_config()).dtype
+
+
+def test_what_registers_with_vllm_is_refused_in_words() -> None:
+    with pytest.raises(UnsupportedFeature, match=r"register_model is not offered: models are families"):
+        compat.ModelRegistry.register_model("MyModel", object)
+    with pytest.raises(UnsupportedFeature, match=r"initialize_ray_cluster is not offered: .*runner 'ray'"):
+        compat.initialize_ray_cluster(None)

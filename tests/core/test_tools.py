@@ -318,6 +318,46 @@ def test_a_wrong_tool_is_refused_by_name(tools: object, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "pattern", ["(?=a)b", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", r"\bword", r"\\\B", r"[(]\b"]
+)
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "@"}}}, "properties.a.pattern"),
+        ({"properties": {"pattern": {"anyOf": [{}, {"pattern": "@"}]}}}, "properties.pattern.anyOf[1].pattern"),
+        ({"patternProperties": {"@": {}}}, "patternProperties"),
+    ],
+)  # fmt: skip
+def test_a_strict_function_with_a_pattern_that_looks_around_is_refused_by_the_place_of_the_pattern(
+    schema: Any, place: str, pattern: str
+) -> None:
+    parameters = json.loads(json.dumps(schema).replace('"@"', json.dumps(pattern)))
+    tool: dict[str, Any] = {"name": "f", "parameters": parameters, "strict": True}
+    with pytest.raises(InvalidRequest, match="must not look around") as refused:
+        plan_tools([CLOCK, {"type": "function", "function": tool}], tool_parser="hermes")
+    assert refused.value.field == f"tools[1].function.parameters.{place}"
+    assert refused.value.got == pattern
+    plan_tools([{**tool, "strict": False}], tool_parser="hermes")
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[(?=]", r"\\b", r"[\b]", r"\(?=", "(?:a)", "(?<name>a)", r"(\.?=a)", r"[^\]]\\1"]
+)
+def test_a_pattern_that_only_resembles_one_that_looks_around_is_taken_of_a_strict_function(
+    pattern: str,
+) -> None:
+    schema = {
+        "properties": {
+            "pattern": {"pattern": pattern},
+            "a": {"const": {"pattern": "(?=a)"}, "x-b": {"pattern": "\\b"}},
+        }
+    }
+    assert plan_tools(
+        [{"name": "f", "parameters": schema, "strict": True}], tool_parser="hermes"
+    ).template_tools
+
+
+@pytest.mark.parametrize(
     ("choice", "message"),
     [
         ("sometimes", "tool_choice must be none, auto, required, allowed_tools or a function's name, got"),
@@ -624,6 +664,7 @@ ADVICE: dict[str, Any] = {
         "tags": {"type": "array", "items": {"type": "string", "pattern": r"^(?=.*a)"}, "uniqueItems": True},
         "not": {"type": "string", "pattern": r"^\\b[(]=", "not": {"const": "a"}},
         "size": {"oneOf": [{"type": "number"}, {"const": 1}], "default": {"not": 1}},
+        "more": {"patternProperties": {r"^x(?!y)": {"type": "null"}}, "additionalProperties": False},
     },
     "if": {"required": ["tags"]},
     "then": {"required": ["size"]},
@@ -634,6 +675,7 @@ KEPT: dict[str, Any] = {
         "tags": {"type": "array", "items": {"type": "string"}},
         "not": {"type": "string", "pattern": r"^\\b[(]="},
         "size": {"anyOf": [{"type": "number"}, {"const": 1}], "default": {"not": 1}},
+        "more": {},
     },
 }
 
@@ -643,12 +685,15 @@ KEPT: dict[str, Any] = {
 def test_a_forced_call_is_bound_to_what_a_grammar_can_hold_of_a_schema_unless_the_tool_is_strict(
     tool_parser: str | None, strict: bool | None
 ) -> None:
-    tool = {"type": "function", "name": "f", "parameters": ADVICE, "strict": strict}
-    bound = ADVICE if strict else KEPT
+    # A strict tool is refused for a pattern that looks around.
+    plain = json.loads(json.dumps(ADVICE).replace("(?=.*a)", "a").replace("(?!y)", "y"))
+    advice = plain if strict else ADVICE
+    tool = {"type": "function", "name": "f", "parameters": advice, "strict": strict}
+    bound = advice if strict else KEPT
     for choice in ("required", {"type": "function", "name": "f"}):
         plan = plan_tools([tool], choice, tool_parser=tool_parser)
         assert plan.template_tools is not None
-        assert plan.template_tools[0]["function"]["parameters"] == ADVICE
+        assert plan.template_tools[0]["function"]["parameters"] == advice
         form = plan.structured_outputs
         assert form is not None
         schema = json.loads(form.json or form.tool_calls or "")

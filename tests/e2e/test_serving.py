@@ -53,8 +53,9 @@ async def listening() -> AsyncGenerator[tuple[Engine, int]]:
 
 
 @asynccontextmanager
-async def serving_whole() -> AsyncGenerator[tuple[Engine, ResponsesService, Listener, int]]:
-    config = GatewayConfig(port=0)
+async def serving_whole(
+    config: GatewayConfig = GatewayConfig(port=0),  # noqa: B008
+) -> AsyncGenerator[tuple[Engine, ResponsesService, Listener, int]]:
     async with fake_engine(None, ChatTokenizer()) as engine, open_gateway(engine, config) as gateway:
         front = Listener(config, create_app(engine, config, gateway=gateway), gateway.serve_websocket)
         async with trio.open_nursery() as nursery:

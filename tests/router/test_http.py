@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.e2e.test_serving import serving_whole
 from tests.router.fake_fleet import (
     Answer,
     Asked,
@@ -23,8 +24,10 @@ from tests.router.fake_fleet import (
     response_events,
     sse,
 )
+from tests.server.routes.harness import MODEL
 from triolet.client.address import ServerAddress
 from triolet.client.http import request
+from triolet.client.websocket import open_responses_socket
 from triolet.config.server import GatewayConfig
 from triolet.router.client_request import RoutedPrompt
 from triolet.router.http import _Follower, _target_of
@@ -414,6 +417,37 @@ async def test_responses_and_refusals_of_a_router_are_counted(
             float(line.split()[1]) for line in lines if line.startswith("triolet:router_sse_sent_bytes_total")
         ]
         assert sent >= len(stream.body) > 0
+
+
+LIMITED = GatewayConfig(port=0, max_body_bytes=4096, max_message_bytes=4096, max_json_values=8)
+
+
+def longest(**fields: Any) -> str:
+    """Return a request that has as many bytes, names and values as LIMITED allows, and no seed."""
+    text = json.dumps({"model": MODEL, "input": "HELLO", "max_output_tokens": 3, **fields})
+    return text[:-1] + " " * (4096 - len(text)) + "}"
+
+
+async def test_a_request_of_the_greatest_length_that_a_router_takes_is_taken_by_its_engine() -> None:
+    async with serving_whole(LIMITED) as (_, _, _, port), trio.open_nursery() as nursery:
+        router = Router([ServerAddress.of(f"127.0.0.1:{port}")], LIMITED)
+        address = ServerAddress.of(await nursery.start(router.run))
+        await router.engines.wait_for_first_checks(60.0)
+        stream = await trio.open_tcp_stream("127.0.0.1", address.port)
+        async with stream:
+            body = longest(stream=True)
+            head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            await stream.send_all(f"{head}Connection: close\r\n\r\n{body}".encode())
+            answer = b"".join([piece async for piece in stream])
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"response.incomplete" in answer
+        async with open_responses_socket(address) as socket:
+            await socket.send(longest(type="response.create"))
+            kinds = [json.loads(await socket.receive())["type"]]
+            while kinds[-1] not in ("response.incomplete", "error"):
+                kinds.append(json.loads(await socket.receive())["type"])
+        assert kinds[-1] == "response.incomplete"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_router_counts_the_connections_that_it_listens_for() -> None:

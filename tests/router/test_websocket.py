@@ -25,6 +25,7 @@ from tests.router.fake_fleet import (
 )
 from triolet.client.http import HttpError
 from triolet.client.websocket import ClientWebSocket, ConnectionLost
+from triolet.server.transport.input_limits import ROUTED_HEADER
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
 
@@ -637,7 +638,10 @@ async def test_trace_headers_of_a_websocket_come_to_each_engine_that_computes_a_
         assert (await terminal_event(socket))["type"] == "response.completed"
     for engine in (broken, whole):
         [headers] = engine.upgrades
-        assert {name: value for name, value in headers.items() if name.startswith(("trace", "x-"))} == trace
+        assert {name: value for name, value in headers.items() if name.startswith(("trace", "x-"))} == {
+            **trace,
+            ROUTED_HEADER: "1",
+        }
 
 
 @attrs.define(eq=False)

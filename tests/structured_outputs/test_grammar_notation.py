@@ -26,6 +26,9 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
         'root ::=\n    "a" # c "d"\n\n  # | "e"\n    "b"\n',
         'root ::= "x"\n  "y"\n  # or\n  | rest\n\trest ::= "ab"',
         'root ::= [a]{1}\n  "b"{1,1}\n',
+        'root ::= (\r\n  [a]{\r\n1 ,\r\n 1 }\r\n) # c\r\n\r\n  X # d "e"\r\nX ::=\r\n "b"\r\n',
+        '# c "d"\rroot ::= "a" # e [\r\r  rest-of_X\rrest-of_X ::= "b" # f',
+        'root ::= x |\n  # or\n\n  "a" "b"\nx ::= "y"',
     ],
 )
 def test_a_grammar_with_a_rule_of_gbnf_is_gbnf_and_any_other_is_lark(grammar: str) -> None:
@@ -43,6 +46,9 @@ def test_a_grammar_with_a_rule_of_gbnf_is_gbnf_and_any_other_is_lark(grammar: st
         (r'root ::= "\\u00e9"', r"\u00e9"),
         (r'root ::= "\u0022" "\u005c" [\u005d\u002d\u005e]', '"\\-'),
         (r'root ::= "start" "\u002e"', "start."),
+        ('root ::= "a\nb"', "a\nb"),
+        ('root ::= [\n] "a\r\n"', "\na\r\n"),
+        ('root ::= [^\n]{2} "\\\\" [\n]', "ab\\\n"),
     ],
 )
 def test_gbnf_may_write_a_character_by_its_number(grammar: str, text: str) -> None:

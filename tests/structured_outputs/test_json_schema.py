@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.structured_outputs.vocabularies import follows
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -156,6 +158,37 @@ def test_a_class_of_a_pattern_leaves_out_what_it_says_between_quotes_too(
         assert not follows(form, json.dumps(text))
 
 
+NAMES = ("", "ab", "a\\b", 'a"b', '"', "12", "-", "a\nb")
+
+
+@pytest.mark.parametrize(
+    "pattern", ['^[^"]+$', r"^[^\\]+$", r'^[^"\n]*$', r"^\d+$", r"^\w+$", r"^[\x00-\x21\x23-\x7f]+$"]
+)
+@pytest.mark.parametrize("others", [False, {"type": "boolean"}])
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_a_pattern_of_names_is_read_as_that_of_a_string_is(pattern: str, others: Any, value: str) -> None:
+    schema = {
+        "type": "object",
+        "patternProperties": {pattern: {"type": "integer"}},
+        "additionalProperties": others,
+    }
+    agrees(schema, [f"{{{json.dumps(name)}:{value}}}" for name in NAMES])
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"pattern": "a(?!b)"}}}, "properties.a.pattern"),
+        ({"type": "object", "patternProperties": {"a(?!b)": {}}}, "patternProperties"),
+    ],
+)
+def test_a_pattern_that_looks_around_is_refused_by_its_place(schema: Any, place: str) -> None:
+    with pytest.raises(
+        InvalidGrammar, match=rf"^{place} must not look around or refer back, got 'a\(\?!b\)'"
+    ):
+        follows(StructuredOutputsParams(json=schema), "{}")
+
+
 def tagged(tag: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"type": {"const": tag}}, "required": ["type"]}
 
@@ -228,6 +261,43 @@ def test_zero_is_left_out_where_a_bound_excludes_it(sign: int, end: str, bound: 
         assert follows(form, str(sign * number))
     assert follows(form, str(sign * bound)) == (end == "inclusive")
     assert not follows(form, str(-sign * 0.001))
+
+
+def agrees(schema: Any, texts: Iterable[str]) -> None:
+    """Assert that a grammar takes exactly those texts that a validator of JSON Schema takes."""
+    validator, form = Draft202012Validator(schema), StructuredOutputsParams(json=schema)
+    taken = [text for text in texts if follows(form, text)]
+    assert taken == [text for text in texts if validator.is_valid(json.loads(text))]
+
+
+NUMBERS = ("0", "-0", "0.0", "-0.0", "0.3", "-0.3", "0.7", "-0.7", "1", "-1", "2", "-2")
+SPLIT: dict[str, Any] = {
+    "two parts": {"allOf": [{"type": "number", "EXCLUDED": 0}, {"BOUND": 0.5}]},
+    "beside the part with the bound": {"type": "number", "EXCLUDED": 0, "allOf": [{"BOUND": 0.5}]},
+    "beside the part that excludes": {"type": "number", "BOUND": 0.5, "allOf": [{"EXCLUDED": 0}]},
+    "an exclusive bound": {"type": "number", "EXCLUDED": 0, "allOf": [{"EXCLUSIVE": 0.5}]},
+    "a reference": {"$ref": "#/$defs/a", "BOUND": 0.5, "$defs": {"a": {"type": "number", "EXCLUDED": 0}}},
+    "a choice": {"type": "number", "EXCLUDED": 0, "anyOf": [{"BOUND": 0.5}, {"BOUND": 0.25}]},
+    "whole numbers": {"allOf": [{"type": "integer"}, {"EXCLUDED": 0}, {"BOUND": 1.5}, {"BOUND": 20}]},
+    "bounds of others": {
+        "type": "array",
+        "prefixItems": [{"type": "integer", "EXCLUDED": 0}],
+        "items": {"type": "number", "BOUND": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("schema", SPLIT.values(), ids=SPLIT.keys())
+def test_an_excluded_zero_is_left_out_where_the_bound_stands_in_another_part(schema: Any, sign: int) -> None:
+    kinds = ("Minimum", "Maximum") if sign > 0 else ("Maximum", "Minimum")
+    text = json.dumps(schema).replace("EXCLUDED", f"exclusive{kinds[0]}")
+    text = text.replace("EXCLUSIVE", f"exclusive{kinds[1]}").replace("BOUND", kinds[1].lower())
+    if sign < 0:
+        for bound in ("0.5", "0.25", "1.5", "20"):
+            text = text.replace(f": {bound}", f": -{bound}")
+    numbers = [f"[{number},{number}]" for number in NUMBERS] if "array" in text else NUMBERS
+    agrees(json.loads(text), numbers)
 
 
 def test_a_lower_bound_beside_an_excluded_zero_is_held_to() -> None:

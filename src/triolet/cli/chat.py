@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import click
@@ -17,7 +17,7 @@ from triolet.cli.backends.base import ChatBackend, ReplyRequest
 from triolet.cli.backends.events import RefusedByServer
 from triolet.cli.backends.local import LocalBackend, OtherModels
 from triolet.cli.backends.remote import RemoteBackend
-from triolet.cli.conversation import ChatHistory
+from triolet.cli.conversation import ChatFileError, ChatHistory, state_folder, unused_path
 from triolet.cli.failures import INTERRUPTED, CommandFailure, one_line
 from triolet.cli.interrupts import Interrupts
 from triolet.cli.prompt import Key, Prompt, history_in, without_mark
@@ -119,9 +119,10 @@ def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
         async with AsyncExitStack() as stack:
             # Before the engine loads: what is typed meanwhile is read by the first prompt.
             stack.enter_context(quiet_keyboard())
+            unsaved = stack.enter_context(Unsaved())
             backend = await open_backend(stack)
             nursery = await stack.enter_async_context(trio.open_nursery())
-            state = ChatState(
+            state = unsaved.state = ChatState(
                 conversation=ChatHistory(options.system),
                 defaults=backend.defaults,
                 knows_defaults=backend.knows_defaults,
@@ -131,10 +132,39 @@ def converse(open_backend: OpenBackend, options: ChatOptions) -> None:
                 can_think=backend.thinking_switch is not None,
             )
             screen = Screen.of(sys.stdout)
-            prompt = Prompt(colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in())
+            prompt = Prompt(
+                colour=screen.colour, commands=tuple(slash.COMMANDS), history=history_in(state_folder())
+            )
             await Chat(backend, state, screen, prompt, interrupts, nursery, options).run()
 
     Interrupts().run(body)
+
+
+@attrs.define
+class Unsaved:
+    """Context that writes the conversation to a file if an exception ends it, such as that of a dead engine."""
+
+    state: ChatState | None = None  # None while the model loads
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        # Ctrl-C and SIGTERM, which cancel, are the user's own doing.
+        if isinstance(error, Exception) and self.state is not None and self.state.conversation.exchanges:
+            click.echo(f"triolet: {_kept(self.state)}", err=True)
+
+
+def _kept(state: ChatState) -> str:
+    """Write the conversation to a file of the state folder; return the sentence that says where."""
+    path = unused_path(state_folder())
+    number = slash.counted(len(state.conversation.exchanges), "exchange")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state.saved().write(path)
+    except (ChatFileError, OSError) as error:
+        return f"the conversation, {number}, is lost; {one_line(error)}"
+    return f"the conversation, {number}, is saved; in the next chat /load {path} goes on with it"
 
 
 @attrs.define
@@ -287,6 +317,13 @@ class Chat:
             self.screen.complain(_explained(error))
             # Removed if it has no answer, so that questions and answers alternate.
             self._take_back_if_unanswered()
+            if isinstance(error, ServerError) and self.state.conversation.exchanges:
+                self.screen.remark("The conversation is still here; /save FILE keeps it for another chat.")
+        except BaseException:
+            # The chat ends: what there is of a first reply is saved with the conversation.
+            if reply.text and self.state.conversation.exchanges[-1].answer is None:
+                self.state.conversation.answer(reply.answer)
+            raise
         else:
             # What was stopped before its first word is no reply.
             if reply.text or not stopped:

@@ -7,7 +7,10 @@ The file is one JSON object, with the messages in OpenAI's form:
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -132,6 +135,19 @@ class SavedChat:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ChatFileError(f"{path} must be a chat that /save wrote; it is something else") from error
+
+
+def state_folder() -> Path:
+    """Return the folder for what outlives a chat: history, and conversations that were not saved."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "triolet"
+
+
+def unused_path(folder: Path) -> Path:
+    """Return the path of a file that does not exist, for a conversation that its user gave no name."""
+    stem = f"unsaved-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := folder / f"{name}.json").exists())
 
 
 def file_text(path: Path) -> str:

@@ -114,7 +114,7 @@ class Interrupts:
             task_status.started()
             async for number in signals:
                 if self.exit_code is not None:  # another signal while leaving: do not wait for the rest
-                    keyboard.restore()
+                    keyboard.restore(discard=True)
                     show_cursor()
                     os._exit(self.exit_code)
                 if number == signal.SIGTERM:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -196,15 +195,9 @@ class KeptHistory(FileHistory):
             super().store_string(string)
 
 
-def history_in(state_home: Path | None = None) -> History:
-    """Return the history of earlier messages, in a file; in memory only if the file cannot be written.
-
-    Args:
-        state_home: folder for state; by default XDG_STATE_HOME or ~/.local/state.
-    """
-    if state_home is None:
-        state_home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state_home / "triolet" / "history"
+def history_in(folder: Path) -> History:
+    """Return the history of earlier messages, in a file of `folder`; in memory only if it cannot be written."""
+    path = folder / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Messages are private: readable for their user only.

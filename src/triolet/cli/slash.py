@@ -96,6 +96,10 @@ class ChatState:
         """Return the sampling parameters of the next reply."""
         return attrs.evolve(self.defaults, **self.sampling)
 
+    def saved(self) -> SavedChat:
+        """Return what the file of this chat holds."""
+        return SavedChat(history=self.conversation, model=self.model, sampling=self.sampling)
+
 
 def is_command(text: str) -> bool:
     """Return True if `text` is for the chat rather than for the model: it begins with a / and a word of letters."""
@@ -229,12 +233,11 @@ def _save(state: ChatState, argument: str) -> Effect:
     if not argument:
         return Effect(complaint="/save takes the name of a file")
     path = Path(os.path.expanduser(argument))  # not of Path, which raises RuntimeError for ~nobody
-    saved = SavedChat(history=state.conversation, model=state.model, sampling=state.sampling)
     try:
-        saved.write(path)
+        state.saved().write(path)
     except ChatFileError as error:
         return Effect(complaint=str(error))
-    return Effect(say=(f"Saved {_count(len(state.conversation.exchanges), 'exchange')} to {path}.",))
+    return Effect(say=(f"Saved {counted(len(state.conversation.exchanges), 'exchange')} to {path}.",))
 
 
 def _load(state: ChatState, argument: str) -> Effect:
@@ -248,7 +251,7 @@ def _load(state: ChatState, argument: str) -> Effect:
         return Effect(complaint=str(error))
     state.conversation, state.forks = saved.history, []
     other = saved.model if saved.model not in ("", state.model) else ""
-    lines = [f"Loaded {_count(len(saved.history.exchanges), 'exchange')} from {path}."]
+    lines = [f"Loaded {counted(len(saved.history.exchanges), 'exchange')} from {path}."]
     lines += [f"  {sentence}" for sentence in warned]
     lines += [f"They are from {other}; /model {other} goes on with it."] if other else []
     return Effect(say=tuple(lines))
@@ -329,7 +332,8 @@ def _think(state: ChatState, argument: str) -> Effect:
     return Effect(say=(THINKING_WORDS[state.thinking],))
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `2 exchanges`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -12,7 +12,6 @@ import attrs
 
 if sys.platform != "win32":
     import termios
-    import tty
 
 
 @attrs.frozen
@@ -33,23 +32,51 @@ class KeyboardMode:
         except (termios.error, OSError, ValueError, AttributeError):
             return cls(None)
 
-    def restore(self) -> None:
-        """Put the terminal back into this mode."""
+    def restore(self, *, discard: bool = False) -> None:
+        """Put the terminal back into this mode.
+
+        Args:
+            discard: True throws away keys that have not been read.
+        """
         if sys.platform != "win32" and self.attributes is not None:
+            when = termios.TCSAFLUSH if discard else termios.TCSADRAIN
             with contextlib.suppress(termios.error, OSError):  # the terminal itself may be gone
-                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self.attributes)
+                termios.tcsetattr(sys.stdin.fileno(), when, self.attributes)
 
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """Switch off echo in this context, of keys and of ^C; keys that are typed in it are read afterwards."""
+    """Switch off echo in this context, of keys and of ^C; keys that are typed in it are read afterwards.
+
+    They stay to be read when the context is left as usual. An exception, as of Ctrl-C, discards them: a message that
+    was typed ahead is no command for the shell.
+    """
     before = KeyboardMode.current()
     if sys.platform != "win32" and before.attributes is not None:
-        tty.setcbreak(sys.stdin.fileno(), termios.TCSANOW)  # signals stay on, unlike in raw mode
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, _quiet(before.attributes))
     try:
         yield
-    finally:
-        before.restore()
+    except BaseException:
+        before.restore(discard=True)
+        raise
+    before.restore()
+
+
+def _quiet(attributes: list[Any]) -> list[Any]:
+    """Return a terminal's attributes that give single keys, as they are, without echo; signals stay on."""
+    input_modes, output_modes, control_modes, local_modes, input_speed, output_speed, characters = attributes
+    characters = [*characters]
+    characters[termios.VMIN], characters[termios.VTIME] = 1, 0
+    local_modes &= ~(termios.ECHO | termios.ICANON)
+    return [
+        input_modes & ~termios.ICRNL,  # Enter stays Enter, and Alt-Enter the line break of a message
+        output_modes,
+        control_modes,
+        local_modes | termios.NOFLSH,  # Ctrl-C would otherwise discard what was typed before it
+        input_speed,
+        output_speed,
+        characters,
+    ]
 
 
 def show_cursor() -> None:

@@ -15,7 +15,13 @@ from triolet.compat.engine_args import AsyncEngineArgs, EngineArgs
 from triolet.compat.operations.flags import FlexibleArgumentParser
 from triolet.compat.operations.metrics import Counter, Gauge, Histogram, Metric, Vector
 from triolet.compat.prompts import EngineCoreRequest, TextPrompt, TokensPrompt
-from triolet.compat.refusals import STAND_INS, UsageContext, stand_in
+from triolet.compat.refusals import (
+    STAND_INS,
+    ModelRegistry,
+    UsageContext,
+    initialize_ray_cluster,
+    stand_in,
+)
 from triolet.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
@@ -79,6 +85,7 @@ __all__ = [
     "Logprob",
     "Metric",
     "ModelConfig",
+    "ModelRegistry",
     "PromptAdapterRequest",
     "PromptType",
     "QueueOverflowError",
@@ -107,6 +114,7 @@ __all__ = [
     "Vector",
     "VllmConfig",
     "VLLMValidationError",
+    "initialize_ray_cluster",
     "stream_generate",
 ]
 

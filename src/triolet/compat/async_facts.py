@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 import trio
 
 from triolet.compat.facts import Facts
-from triolet.compat.views import DecodingConfig, LoRAView, ModelConfig, ParallelConfig, SchedulerView
+from triolet.compat.views import (
+    ConfigView,
+    DecodingConfig,
+    LoRAView,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerView,
+)
 from triolet.config.engine import EngineConfig
 from triolet.core.request.prompt import Prompt
 
@@ -19,7 +26,7 @@ T = TypeVar("T")
 class AsyncFacts(Facts):
     """Facts about an `AsyncLLM`, under vLLM's names."""
 
-    async def get_vllm_config(self) -> EngineConfig:
+    async def get_vllm_config(self) -> ConfigView:
         """Return the configuration that the engine was started with."""
         return await told(self.vllm_config)
 
@@ -29,15 +36,11 @@ class AsyncFacts(Facts):
 
     async def get_parallel_config(self) -> ParallelConfig:
         """Return the number of workers of each kind."""
-        size = self.vllm_config.tensor_parallel_size
-        num_replicas = self.vllm_config.num_replicas
-        return await told(
-            ParallelConfig(tensor_parallel_size=size, world_size=size, data_parallel_size=num_replicas)
-        )
+        return await told(self.vllm_config.parallel_config)
 
     async def get_scheduler_config(self) -> SchedulerView:
         """Return the limits of a step."""
-        return await told(SchedulerView.of(self.vllm_config, self._info))
+        return await told(self.vllm_config.scheduler_config)
 
     async def get_decoding_config(self) -> DecodingConfig:
         """Return the backend of structured outputs."""
@@ -45,7 +48,7 @@ class AsyncFacts(Facts):
 
     async def get_lora_config(self) -> LoRAView | None:
         """Return the limits of LoRA adapters; None if they are not enabled."""
-        return await told(LoRAView.of(self.vllm_config))
+        return await told(self.vllm_config.lora_config)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the engine serves."""

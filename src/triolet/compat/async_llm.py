@@ -44,6 +44,7 @@ from triolet.compat.refusals import (
     refusing,
     request_keys,
 )
+from triolet.compat.views import ConfigView
 from triolet.config.engine import EngineConfig
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.lora import LoRARequest
@@ -99,13 +100,15 @@ class AsyncLLM(AsyncOperations):
             raise ConfigError("vllm_config", "an EngineConfig", vllm_config)
         refuse_given(vllm_only)
         check_usage_context(usage_context)
+        if isinstance(vllm_config, ConfigView):  # of another engine
+            vllm_config = vllm_config.plain()
         vllm_config = with_executor(vllm_config, executor_class)
         # `begin` writes the first lines about a request.
         self._log = RequestLog(max_log_len) if log_requests else None
         self.log_stats = log_stats and vllm_config.log_stats
         self._may_start = not start_engine_loop  # by `start_background_loop`
         self._config = vllm_config = attrs.evolve(vllm_config, log_stats=self.log_stats)
-        self._given_loggers, self._loggers = stat_loggers, NamedLoggers(self._config)
+        self._given_loggers, self._loggers = stat_loggers, NamedLoggers(self.vllm_config)
         self._scope = AsyncExitStack()
         # A bare `Generation` that is kept in a variable would go on after the scope: leaving the scope closes these.
         self._generations: WeakSet[Generation] = WeakSet()
@@ -198,7 +201,7 @@ class AsyncLLM(AsyncOperations):
         thread = EngineThread(self._open)
         try:
             engine = AsyncioEngine(thread, thread.opened.result())
-            self._loggers = NamedLoggers(self._config)
+            self._loggers = NamedLoggers(self.vllm_config)
             for logger in self._loggers.make(self._given_loggers, engine.index):
                 engine.add_stat_logger(logger)
         except BaseException:  # also of a factory: the next attempt must not find half an engine

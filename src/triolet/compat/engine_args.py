@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from dataclasses import Field, field, make_dataclass
 from enum import Enum
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -15,7 +18,7 @@ from triolet.compat.prompts import check_max_log_len
 from triolet.compat.refusals import refuse
 from triolet.compat.speculation import speculation_fields
 from triolet.config.engine import EngineConfig
-from triolet.config.vllm_names import DROPPED, ELSEWHERE, FIXED, RENAMED
+from triolet.config.vllm_names import DROPPED, ELSEWHERE, FIXED, IN_VLLM, RENAMED
 from triolet.errors import ConfigError, shown
 
 # Where the model is computed, by vLLM's names; remote is triolet's own.
@@ -109,7 +112,7 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
     }
 )
 # Fields that have a value here where vLLM's default is None, its own choice.
-_LOG_REQUESTS: Final = ("enable_log_requests", "disable_log_requests")
+_OPPOSITES: Final = (("enable_log_requests", "disable_log_requests"), ("log_stats", "disable_log_stats"))
 Parser = TypeVar("Parser", bound=ArgumentParser)
 _CHOSEN_FOR_NONE: Final = frozenset(
     {
@@ -119,10 +122,66 @@ _CHOSEN_FOR_NONE: Final = frozenset(
 )
 
 
+# Fields of `EngineConfig` that follow from other arguments, by vLLM's names, where they are not given themselves.
+_DERIVED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "log_stats": ("disable_log_stats",),
+        "classifier_from_token": ("hf_overrides",),
+        **dict.fromkeys(
+            ("speculative", "num_speculative_tokens", "prompt_lookup_min"), ("speculative_config",)
+        ),
+        "runner": ("distributed_executor_backend", "worker_use_ray"),
+    }
+)
+
+
+class _DataclassFields:
+    """Fields of `EngineArgs` for the functions of `dataclasses`, which programs for vLLM call on its arguments."""
+
+    def __get__(self, args: EngineArgs | None, owner: type[EngineArgs]) -> dict[str, Field[Any]]:
+        """Return the fields by name: of an object also what was given beside vLLM's names."""
+        given = () if args is None else vars(args)
+        names = [
+            name
+            for name in dict.fromkeys((*_NAMES, *(IN_VLLM.get(name, name) for name in given)))
+            # What follows from another argument is not said twice: a copy may change that argument.
+            if name in given or not set(_DERIVED.get(name, ())).intersection(given)
+        ]
+        made = ((name, _field_of(name, logs_requests=owner._LOGS_REQUESTS)) for name in names)
+        return {name: found for name, found in made if found is not None}
+
+
+_NAMES: Final = tuple(
+    dict.fromkeys(
+        (
+            *(IN_VLLM.get(one.name, one.name) for one in attrs.fields(EngineConfig)),
+            *("disable_log_stats", "enable_log_requests", "speculative_config", "hf_overrides"),
+            *("distributed_executor_backend", *FIXED, *DROPPED, *ELSEWHERE),
+        )
+    )
+)
+
+
+@cache
+def _field_of(name: str, *, logs_requests: bool) -> Field[Any] | None:
+    """Return the dataclass field of an argument; None for one that only says the opposite of another."""
+    if name == "disable_log_requests" or (name == "max_log_len" and not logs_requests):
+        return None
+    owner = AsyncEngineArgs if logs_requests else EngineArgs
+    default = getattr(owner(), name)
+    options: Any = {"default": default}
+    if type(default).__hash__ is None:
+        options = {"default_factory": partial(copy.copy, default)}
+    made: Any = make_dataclass(owner.__name__, [(name, Any, field(**options))])
+    found: Field[Any] = made.__dataclass_fields__[name]
+    return found
+
+
 class EngineArgs:
     """Arguments of an engine under vLLM's names; every field of `EngineConfig` is also accepted by its own name.
 
-    Setting an argument afterwards is the same as giving it, and `vars()` are the arguments.
+    Setting an argument afterwards is the same as giving it, and `vars()` are the arguments. For `dataclasses` they are
+    fields: `asdict`, `fields` and `replace` work.
 
     Args:
         model: folder, GGUF file or hub id; by default triolet-nano.
@@ -139,6 +198,7 @@ class EngineArgs:
     # Beside the arguments, so that `vars()` has these alone.
     __slots__ = ("__dict__", "_settled", "config")
     _LOGS_REQUESTS = False
+    __dataclass_fields__ = _DataclassFields()
 
     config: EngineConfig
     _settled: dict[str, Any]
@@ -190,7 +250,7 @@ class EngineArgs:
             fields["log_stats"] = False
         given = {
             "model": model,
-            "disable_log_stats": disable_log_stats,
+            "disable_log_stats": disable_log_stats or fields.get("log_stats") is False,
             "enable_log_requests": enable_log_requests,
             "disable_log_requests": not enable_log_requests,
             "max_log_len": check_max_log_len(max_log_len),
@@ -206,8 +266,9 @@ class EngineArgs:
         # A new object first: a value that is refused changes nothing.
         field = RENAMED.get(name, name)
         others = {key: given for key, given in vars(self).items() if RENAMED.get(key, key) != field}
-        if name in _LOG_REQUESTS:  # one says the opposite of the other
-            others = {key: given for key, given in others.items() if key not in _LOG_REQUESTS}
+        for pair in _OPPOSITES:
+            if name in pair:
+                others = {key: given for key, given in others.items() if key not in pair}
         changed = type(self)(**others, **{name: value})
         self._settled, self.config, self.__dict__ = changed._settled, changed.config, vars(changed)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 
 from triolet.compat.views import (
+    ConfigView,
     ModelConfig,
     ObservabilityView,
     Tokenizer,
@@ -14,6 +16,7 @@ from triolet.config.engine import EngineConfig
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.tokenizer_interface import TokenizerInterface
+from triolet.errors import EngineClosed
 
 
 class Facts(ABC):
@@ -21,11 +24,22 @@ class Facts(ABC):
 
     _config: EngineConfig
     _view: Tokenizer | None = None  # of the tokenizer
+    _config_view: ConfigView | None = None
 
     @property
-    def vllm_config(self) -> EngineConfig:
-        """Configuration that the engine was started with."""
-        return self._config
+    def vllm_config(self) -> ConfigView:
+        """Configuration that the engine was started with, with `model_config` and other parts."""
+        if self._config_view is None:
+            # Not a cycle: an engine that is dropped ends at once.
+            engine = weakref.ref(self)
+
+            def info() -> ModelInfo:
+                if (present := engine()) is None:
+                    raise EngineClosed("the engine of this configuration is gone")
+                return present._info
+
+            self._config_view = ConfigView.over(self._config, info)
+        return self._config_view
 
     @property
     @abstractmethod
@@ -38,7 +52,7 @@ class Facts(ABC):
     @property
     def model_config(self) -> ModelConfig:
         """Configuration of the model."""
-        return ModelConfig.of(self.vllm_config, self._info)
+        return self.vllm_config.model_config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -95,7 +109,7 @@ class EngineFacts(Facts):
     @property
     def observability_config(self) -> ObservabilityView:
         """Settings of traces."""
-        return ObservabilityView(otlp_traces_endpoint=self.vllm_config.otlp_traces_endpoint)
+        return self.vllm_config.observability_config
 
     @staticmethod
     def _cleanup_instance_caches(model_ref: object = None) -> None:

@@ -37,6 +37,7 @@ from triolet.compat.refusals import (
     refusing,
 )
 from triolet.compat.refusals import request_ids as listed_ids
+from triolet.compat.views import ConfigView
 from triolet.config.engine import EngineConfig
 from triolet.core.engine_core import EngineCore, OpenOutput
 from triolet.core.journal import Journal
@@ -142,6 +143,8 @@ class LLMEngine(EngineOperations):
             refuse("record", "an engine without an event loop writes no recording", vllm_config.record)
         if vllm_config.async_scheduling:
             refuse("async_scheduling", "`step()` computes one step after the other", True)
+        if isinstance(vllm_config, ConfigView):  # of another engine
+            vllm_config = vllm_config.plain()
         self._config = config = vllm_config
         self.log_stats = log_stats and config.log_stats
         self._can_load = loaded is None
@@ -172,7 +175,7 @@ class LLMEngine(EngineOperations):
             self.add_stat_logger(self._tracing)
             # Likewise: spans that still wait are sent when the program ends.
             atexit.register(self._tracing.close)
-        for logger in NamedLoggers(config).make(stat_loggers, self._index):
+        for logger in NamedLoggers(self.vllm_config).make(stat_loggers, self._index):
             self.add_stat_logger(logger)
         # From the beginning: programs ask for them when everything has been answered.
         self._metrics = Metrics(self, prefix="vllm:") if self.log_stats else None

@@ -227,6 +227,47 @@ def _refusing_property(name: str, reason: str) -> property:
     return property(read, doc=f"Not offered: {reason}.\n\nRaises:\n    AttributeNotOffered: always.\n")
 
 
+_NO_MODEL_CLASSES = (
+    "models are families of triolet's own or those of transformers, also with a class in the model's folder "
+    "(`trust_remote_code`)"
+)
+_NO_MODEL_LIST = "a model is judged by its folder when it is loaded; docs/models.md lists the families"
+
+
+@refusing(
+    dict.fromkeys(
+        (
+            *("get_supported_archs", "resolve_model_cls", "inspect_model_cls", "is_text_generation_model"),
+            *("is_pooling_model", "is_multimodal_model", "is_pp_supported_model", "is_hybrid_model"),
+            *("is_attention_free_model", "is_transcription_model"),
+        ),
+        _NO_MODEL_LIST,
+    )
+)
+class ModelRegistryView:
+    """Registry of vLLM for classes of models, which can be imported; all of its methods are refused."""
+
+    def register_model(self, model_arch: str, model_cls: object) -> NoReturn:
+        """Refuse a class of models.
+
+        Raises:
+            UnsupportedFeature: always.
+        """
+        refuse("register_model", _NO_MODEL_CLASSES, model_arch)
+
+
+ModelRegistry = ModelRegistryView()
+
+
+def initialize_ray_cluster(parallel_config: object, ray_address: str | None = None) -> NoReturn:
+    """Refuse to join a cluster by hand.
+
+    Raises:
+        UnsupportedFeature: always.
+    """
+    refuse("initialize_ray_cluster", "an engine with the runner 'ray' joins the cluster when it opens")
+
+
 STAND_INS: Mapping[str, str] = {
     **dict.fromkeys(("InputPreprocessor", "InputRegistry", "MultiModalRegistry"), NO_RENDERER),
     **dict.fromkeys(("Processor", "Detokenizer", "OutputProcessor", "EngineCoreClient"), NO_INTERNALS),

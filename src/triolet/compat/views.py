@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import attrs
@@ -30,6 +31,8 @@ class ModelConfig:
         seed: seed of the generator that requests without a seed get theirs from.
         trust_remote_code: whether its own code may run.
         vocab_size: token ids are below it.
+        architectures: from config.json.
+        folder: where the model lies, or its GGUF file; `hf_config` is read there.
     """
 
     model: str
@@ -40,6 +43,39 @@ class ModelConfig:
     seed: int
     trust_remote_code: bool
     vocab_size: int
+    architectures: tuple[str, ...] = ()
+    folder: str = ""
+
+    @cached_property
+    def hf_config(self) -> Any:
+        """Configuration as transformers reads it from the model's folder, on first use.
+
+        Raises:
+            OSError, ValueError: transformers cannot read it.
+        """
+        # Late, because transformers takes a second to import.
+        from transformers import AutoConfig
+
+        folder, source = _where(self.folder)
+        read: Any = AutoConfig.from_pretrained
+        return read(folder, trust_remote_code=self.trust_remote_code, local_files_only=True, **source)
+
+    @property
+    def hf_text_config(self) -> Any:
+        """The part of `hf_config` that is about text, which is all of it for a model without images."""
+        return self.hf_config.get_text_config()
+
+    def get_hidden_size(self) -> int:
+        """Return the size of a hidden state, numbers; 0 if the configuration does not have it."""
+        return int(getattr(self.hf_text_config, "hidden_size", 0))
+
+    def get_head_size(self) -> int:
+        """Return the size of an attention head, numbers; 0 without attention heads."""
+        text = self.hf_text_config
+        if (size := getattr(text, "head_dim", None)) is not None:
+            return int(size)
+        num_heads = getattr(text, "num_attention_heads", 0)
+        return self.get_hidden_size() // num_heads if num_heads else 0
 
     def get_vocab_size(self) -> int:
         """Return `vocab_size`."""
@@ -57,6 +93,8 @@ class ModelConfig:
             seed=config.seed,
             trust_remote_code=config.trust_remote_code,
             vocab_size=info.vocab_size,
+            architectures=(info.architecture,),
+            folder=info.folder,
         )
 
 
@@ -68,6 +106,12 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     world_size: int = 1
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """Make the view of an engine."""
+        size = config.tensor_parallel_size
+        return cls(tensor_parallel_size=size, world_size=size, data_parallel_size=config.num_replicas)
 
 
 @attrs.frozen(kw_only=True)
@@ -140,6 +184,74 @@ class ObservabilityView:
     otlp_traces_endpoint: str | None = None
 
 
+class ConfigView(EngineConfig):
+    """Configuration of an engine, with its parts by vLLM's names, which are known once the model is loaded."""
+
+    _info: Callable[[], ModelInfo]
+    _model_config: ModelConfig | None
+
+    @classmethod
+    def over(cls, config: EngineConfig, info: Callable[[], ModelInfo]) -> Self:
+        """Make the view of an engine.
+
+        Args:
+            config: that it was started with.
+            info: returns what is known of the model; raises where it is not loaded.
+        """
+        view = object.__new__(cls)
+        for field in attrs.fields(EngineConfig):
+            object.__setattr__(view, field.name, getattr(config, field.name))
+        object.__setattr__(view, "_info", info)
+        object.__setattr__(view, "_model_config", None)
+        return view
+
+    def plain(self) -> EngineConfig:
+        """Return the configuration alone, for another engine."""
+        return EngineConfig(**{one.name: getattr(self, one.name) for one in attrs.fields(EngineConfig)})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EngineConfig):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in attrs.fields(EngineConfig))
+
+    __hash__ = EngineConfig.__hash__
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Configuration of the model."""
+        # Kept, with what transformers has read, until other weights are loaded.
+        if (present := ModelConfig.of(self, self._info())) != self._model_config:
+            object.__setattr__(self, "_model_config", present)
+        assert self._model_config is not None
+        return self._model_config
+
+    @property
+    def scheduler_config(self) -> SchedulerView:
+        """Limits of a step."""
+        return SchedulerView.of(self, self._info())
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """Number of workers of each kind."""
+        return ParallelConfig.of(self)
+
+    @property
+    def lora_config(self) -> LoRAView | None:
+        """Limits of LoRA adapters; None if they are not enabled."""
+        return LoRAView.of(self)
+
+    @property
+    def observability_config(self) -> ObservabilityView:
+        """Settings of traces."""
+        return ObservabilityView(otlp_traces_endpoint=self.otlp_traces_endpoint)
+
+    @property
+    def cache_config(self) -> SimpleNamespace:
+        """Layout of the KV cache, with `num_gpu_blocks` and `block_size` among its attributes."""
+        layout = self._info().cache_config(enable_prefix_caching=self.enable_prefix_caching)
+        return SimpleNamespace(**layout)
+
+
 @attrs.frozen(kw_only=True)
 class DecodingConfig:
     """Backend of structured outputs."""
@@ -169,11 +281,9 @@ class Tokenizer:
         # Late, because transformers takes a second to import.
         from transformers import AutoTokenizer
 
-        place = Path(self._folder)
-        source = {"gguf_file": place.name} if place.suffix == ".gguf" else {}
+        folder, source = _where(self._folder)
         read: Any = AutoTokenizer.from_pretrained
-        folder = place.parent if source else place
-        return read(str(folder), trust_remote_code=self._trusts, local_files_only=True, **source)
+        return read(folder, trust_remote_code=self._trusts, local_files_only=True, **source)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -280,6 +390,14 @@ class Tokenizer:
 
 # Options of a call of transformers' tokenizer that `apply_chat_template` hands on.
 _WAYS_TO_ENCODE: Final = frozenset(("padding", "truncation", "max_length", "return_tensors"))
+
+
+def _where(folder: str) -> tuple[str, dict[str, str]]:
+    """Return the folder that transformers reads, and the argument that names a GGUF file in it."""
+    place = Path(folder)
+    if place.suffix == ".gguf":
+        return str(place.parent), {"gguf_file": place.name}
+    return folder, {}
 
 
 def _given(options: Mapping[str, Any]) -> bool:

@@ -21,6 +21,8 @@ RENAMED: Final[Mapping[str, str]] = MappingProxyType(
         "data_parallel_size": "replicas",
     }
 )
+IN_VLLM: Final[Mapping[str, str]] = MappingProxyType({ours: theirs for theirs, ours in RENAMED.items()})
+"""vLLM's names of the fields of `EngineConfig` that have another one here."""
 # Arguments whose effect is fixed here, with the values that ask for that effect; any other value is refused.
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {

@@ -37,7 +37,7 @@ from triolet.router.refusals import Refused, events_moved, passed_on, unavailabl
 from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.ids import request_id_of
-from triolet.server.transport.input_limits import json_limits
+from triolet.server.transport.input_limits import ROUTED_HEADER, json_limits
 from triolet.server.transport.request_body import ClientDisconnected, Receive, read_body
 
 # Routes of the engines that a client of the fleet may use; all others are for the operator of one engine.
@@ -66,7 +66,7 @@ HOP_HEADERS: Final = frozenset(
     )
 )
 # Headers that the router has judged or makes: an engine knows neither the name nor the pages of the router.
-OWN_HEADERS: Final = HOP_HEADERS | {b"origin", b"x-request-id"}
+OWN_HEADERS: Final = HOP_HEADERS | {b"origin", b"x-request-id", ROUTED_HEADER.encode()}
 
 logger = logging.getLogger("triolet.router")
 
@@ -200,6 +200,7 @@ class RouterApp:
         headers = (
             *((name, value) for name, value in scope["headers"] if name.lower() not in OWN_HEADERS),
             (b"x-request-id", request_id.encode()),
+            (ROUTED_HEADER.encode(), b"1"),
         )
         payload = parsed.kept
         if payload.get("stream") is True and is_without_seed(payload) and scope["path"] in SEEDED:

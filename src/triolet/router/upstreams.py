@@ -24,6 +24,7 @@ from triolet.client.websocket import ClientWebSocket, ConnectionLost, open_respo
 from triolet.core.request.request import TraceHeaders
 from triolet.protocol.responses.session import MAX_LOCAL_RESPONSES
 from triolet.router.engines import RoutedEngine
+from triolet.server.transport.input_limits import ROUTED_HEADER
 
 MAX_KEPT: Final = 64  # as many as a client has lanes
 
@@ -111,7 +112,8 @@ class Upstreams:
     async def _opened(self, engine: RoutedEngine, lane: str | None) -> Upstream:
         async with AsyncExitStack() as exits:
             address = self.address_of(engine)
-            socket = await exits.enter_async_context(open_responses_socket(address, self.trace_headers))
+            headers = (*self.trace_headers, (ROUTED_HEADER, "1"))
+            socket = await exits.enter_async_context(open_responses_socket(address, headers))
             upstream = Upstream(engine, lane, socket, exits.pop_all())
         self._kept[upstream] = None
         return upstream

@@ -7,12 +7,14 @@ schema's grammar) is bounded by the time and memory limits of the process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools.call_schema import pattern_that_looks_around
 from triolet.ipc.grammar import MaskAnswer, MaskQuestion, Vocabulary
 from triolet.structured_outputs.lark_source import grammar_source
 from triolet.structured_outputs.literal_tokenizer import LiteralTokenizer
@@ -76,14 +78,21 @@ class Grammar:
         self._tokens = tokens
         self._answers: dict[int, _MatcherState] = {}
         try:
-            source = grammar_source(params, tokens.special_token)
+            self._beginning = self._compiled(params)
+        except InvalidGrammar as error:
+            raise InvalidGrammar(_of_pattern(params) or str(error)) from error
+
+    def _compiled(self, params: StructuredOutputsParams) -> LLMatcher:
+        try:
+            source = grammar_source(params, self._tokens.special_token)
         except Exception as error:  # the parsers of llguidance raise various exceptions
             raise InvalidGrammar(_problem(error)) from error
-        self._beginning = LLMatcher(tokens.tokenizer, source, log_level=0, limits=LIMITS)
-        self._check(self._beginning)
-        probe = self._beginning.deep_copy()
+        beginning = LLMatcher(self._tokens.tokenizer, source, log_level=0, limits=LIMITS)
+        self._check(beginning)
+        probe = beginning.deep_copy()
         probe.compute_bitmask()
         self._check(probe)
+        return beginning
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
@@ -127,6 +136,12 @@ def _cleared(mask: bytearray, token_ids: Iterable[int]) -> bytearray:
         if token_id // 8 < len(cleared):
             cleared[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
     return cleared
+
+
+def _of_pattern(params: StructuredOutputsParams) -> str:
+    """Return what is wrong with a pattern of a refused schema, which llguidance does not name; empty for nothing."""
+    found = None if params.json is None else pattern_that_looks_around(json.loads(params.json))
+    return "" if found is None else f"{found[0]} must not look around or refer back, got {found[1]!r}"
 
 
 def _problem(error: object) -> str:

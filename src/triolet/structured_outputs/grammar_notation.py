@@ -8,18 +8,19 @@ from itertools import count
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"(?:^|\r)[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 # A literal, a class or a comment, in which no name stands; or line breaks with comments before them, perhaps amid a
 # rule; or a name.
 _GBNF_PART = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'
-    r"|(?<![ \t\r])(?:[ \t\r]*+(?:#[^\n]*+)?\n)++[ \t]*+(?P<amid>(?=[^\s#])(?![\w-]+[ \t]*::=))?"
-    r"|#[^\n]*|(?P<name>[\w-]+)",
+    r"|(?<![ \t])(?:[ \t]*+(?:#[^\r\n]*+)?(?:\r\n?|\n))++[ \t]*+(?P<amid>(?=[^\s#])(?![\w-]+[ \t]*::=))?"
+    r"|#[^\r\n]*|(?P<name>[\w-]+)",
     re.DOTALL,
 )
 
-_GBNF_CHARACTER = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_GBNF_CHARACTER = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|[\r\n]", re.DOTALL)
+_LINE_BREAKS = {"\r": r"\r", "\n": r"\n"}
 
 
 def lark_grammar(grammar: str) -> str:
@@ -63,10 +64,10 @@ def _converted_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _character(found: re.Match[str]) -> str:
-    """Return a character that is escaped by its number, which the conversion spells as Lark does not; others as is."""
+    """Return a character that is escaped by its number, or breaks a line, as Lark has it; others as they are."""
     number = found[1] or found[2]
     if number is None:
-        return found[0]
+        return _LINE_BREAKS.get(found[0], found[0])
     code = int(number, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise ValueError(f"grammar must escape characters of Unicode, got {found[0]}")

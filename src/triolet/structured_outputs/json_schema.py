@@ -43,7 +43,8 @@ def known_to_llguidance(schema: Any) -> Any:
     Raises:
         ValueError: a constant is a number that llguidance would change.
     """
-    changed = _mapped(_mapped(schema, _without_unknown_format), _with_plain_values)
+    changed = _mapped(schema, _without_unknown_format)
+    changed = _mapped(changed, partial(_with_plain_values, _near_sides(changed)))
     # A reference may lead through the keyword itself.
     if "/oneOf/" in json.dumps(schema):
         return changed
@@ -63,8 +64,28 @@ def _without_unknown_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {keyword: value for keyword, value in schema.items() if keyword != "format"}
 
 
-def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with bounds and a pattern that llguidance reads rightly."""
+def _near_sides(schema: Any) -> frozenset[int]:
+    """Return the sides of 0, 1 and -1, on which some bound of the schema lies nearer than 1.
+
+    Not only of the schema that excludes 0: `allOf`, `$ref` and the keywords beside them put bounds together.
+    """
+    sides = set[int]()
+
+    def look_at(part: dict[str, Any]) -> dict[str, Any]:
+        bounds = (part.get(keyword) for keyword in _BOUNDS)
+        sides.update((bound > 0) - (bound < 0) for bound in bounds if is_number(bound) and abs(bound) < 1)
+        return part
+
+    _mapped(schema, look_at)
+    return frozenset(sides)
+
+
+def _with_plain_values(near_sides: frozenset[int], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with bounds and patterns that llguidance reads rightly.
+
+    Args:
+        near_sides: of the whole schema.
+    """
     changed = dict(schema)
     for keyword in ("const", "enum"):
         _check_numbers(schema.get(keyword), keyword)
@@ -74,15 +95,15 @@ def _with_plain_values(schema: dict[str, Any]) -> dict[str, Any]:
         is_cut = schema.get("type") == "integer" and keyword in ("maximum", "exclusiveMaximum")
         if isinstance(bound, int | float) and abs(bound) >= _LARGEST and not is_cut:
             changed[keyword] = _LARGEST if bound > 0 else -_LARGEST
-    for kind, other, sign, furthest in (("Minimum", "Maximum", 1, max), ("Maximum", "Minimum", -1, min)):
-        ends = [schema.get(keyword) for keyword in (other.lower(), f"exclusive{other}")]
-        is_near = any(is_number(end) and abs(end) < 1 for end in ends)
+    for kind, sign, furthest in (("Minimum", 1, max), ("Maximum", -1, min)):
         excluded = schema.get(f"exclusive{kind}")
-        if is_near and is_number(excluded) and excluded == 0:
+        if sign in near_sides and is_number(excluded) and excluded == 0:
             del changed[f"exclusive{kind}"]
             changed[kind.lower()] = furthest(sign * _SMALLEST, schema.get(kind.lower(), sign * _SMALLEST))
     if isinstance(pattern := schema.get("pattern"), str):
         changed["pattern"] = string_pattern(pattern)
+    if isinstance(by_pattern := schema.get("patternProperties"), dict):
+        changed["patternProperties"] = {string_pattern(name): inner for name, inner in by_pattern.items()}
     return changed
 
 

@@ -421,11 +421,12 @@ def test_a_question_from_before_a_first_connection_that_fails_is_asked_once(
 ) -> None:
     page.add_init_script(
         "const Real = WebSocket;"
-        "window.WebSocket = function (...a) { window.WebSocket = Real; return (window.first = {}); };"
+        "window.WebSocket = function (...a) { window.WebSocket = Real;"
+        " document.documentElement.dataset.first = 'made'; return (window.first = {}); };"
     )
     page.reload()
     page.wait_for_selector("#connection[data-state=connecting]", state="attached")
-    wait_until(page, "window.first !== undefined")
+    page.wait_for_selector("[data-first=made]", state="attached")
     send(page, "one")
     page.evaluate("window.first.onclose(new CloseEvent('close'))")
     wait_for_answer(page, 1)

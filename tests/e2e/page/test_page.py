@@ -445,9 +445,7 @@ def test_an_answer_that_has_not_begun_says_what_it_waits_for(browser: Any, serve
         sockets[-1].send(json.dumps({"stream_id": "a", "response_id": "resp_1", **event}))
 
     def shows(text: str) -> None:
-        wait_until(
-            tab, "text => document.querySelector('.waits').innerText.replace('\u00a0', ' ') === text", text
-        )
+        tab.wait_for_selector(f".waits:text-is('{text}')")
 
     with browser.new_context() as window:
         tab = window.new_page()

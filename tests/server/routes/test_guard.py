@@ -13,6 +13,7 @@ from tests.actors.harness import STEP_S, FakeExecutor
 from tests.server.routes.harness import HELLO, MODEL, serving
 from triolet.config.server import GatewayConfig
 from triolet.protocol.access import owner_name
+from triolet.server.transport.input_limits import ROUTED_BYTES, ROUTED_HEADER
 
 CHAT = "/v1/chat/completions"
 
@@ -135,6 +136,15 @@ async def test_a_body_that_is_too_long_is_not_read() -> None:
         endless = await scene.post(CHAT, headers={"Content-Length": "9" * 30})
         unsaid = await scene.post(CHAT, body=b" " * 1025)
     assert [answer.error[:2] for answer in (said, endless, unsaid)] == [(413, "body_too_large")] * 3
+
+
+async def test_a_body_that_a_router_passes_on_may_be_longer_by_what_the_router_adds() -> None:
+    config = GatewayConfig(max_body_bytes=1024)
+    async with serving(config=config) as scene:
+        added = await scene.post(CHAT, headers={ROUTED_HEADER: "1"}, body=b" " * (1024 + ROUTED_BYTES))
+        more = await scene.post(CHAT, headers={ROUTED_HEADER: "1"}, body=b" " * (1025 + ROUTED_BYTES))
+    assert added.error[:2] == (400, "invalid_json")
+    assert more.error[:2] == (413, "body_too_large")
 
 
 async def test_long_bodies_that_are_read_together_are_limited_and_short_ones_are_not(

@@ -12,17 +12,16 @@ from argparse import (
     BooleanOptionalAction,
     Namespace,
 )
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 
 from triolet.config.engine import EngineConfig
 from triolet.config.fields import FieldRule, rule_of
-from triolet.config.vllm_names import DROPPED, ELSEWHERE, FIXED, RENAMED
+from triolet.config.vllm_names import DROPPED, ELSEWHERE, FIXED, IN_VLLM
 from triolet.errors import ConfigError
 
-_OURS: Final[Mapping[str, str]] = {ours: theirs for theirs, ours in RENAMED.items()}
 _OBJECTS: Final = ("speculative_config", "hf_overrides", "distributed_executor_backend", "worker_use_ray")
 
 
@@ -49,7 +48,7 @@ def add_flags(parser: ArgumentParser, defaults: object, *, logs_requests: bool) 
     """
     group = parser.add_argument_group("Engine")
     for field in attrs.fields(EngineConfig):
-        rule, name = rule_of(field), _OURS.get(field.name, field.name)
+        rule, name = rule_of(field), IN_VLLM.get(field.name, field.name)
         flags = dict.fromkeys((_flag(name), _flag(field.name)))
         sentence = field.metadata["help"].replace("%", "%%")  # argparse formats it
         options: dict[str, Any] = {"dest": name, "default": getattr(defaults, name), "help": sentence}

@@ -7,12 +7,28 @@ places of their own become a definition of the whole, under the function's name,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triolet.core.request.structured_outputs import MAX_NESTING
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = frozenset(
+    [
+        *("items", "prefixItems", "additionalItems", "contains", "additionalProperties", "propertyNames"),
+        *(
+            "anyOf",
+            "allOf",
+            "oneOf",
+            "not",
+            "if",
+            "then",
+            "else",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+        ),
+    ]
+)
 _DATA = ("const", "enum", "default", "examples")
 
 # What the compiler of grammars refuses.
@@ -38,7 +54,11 @@ _NOT_ENFORCED = frozenset(
         ),
     ]
 )
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?:^|[^\\])(?:\\\\)*\\[bB1-9]")
+_FOR_NAMES = ("patternProperties", "additionalProperties")
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9k]")
+# An escaped character or a class: what looks like one of these in it is none. A class that is not closed ends with the
+# pattern, so that no character is read twice.
+_MEMBERS = re.compile(r"\\[^bB1-9k]|\[\^?+\]?+(?:\\.|[^\]\\])*+\]?+", re.DOTALL)
 
 
 def advisory(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +71,43 @@ def advisory(schema: Mapping[str, Any]) -> dict[str, Any]:
     return loosened if isinstance(loosened, dict) else dict(schema)
 
 
+def looks_around(pattern: str) -> bool:
+    r"""Return True for a pattern of which no grammar can be made: `(?=a)`, `(?<!a)`, `\b`, `\1`."""
+    return _LOOKS_AROUND.search(_MEMBERS.sub("x", pattern)) is not None
+
+
+def pattern_that_looks_around(schema: Any) -> tuple[str, str] | None:
+    """Return the place of the first pattern that looks around, such as `properties.a.pattern`, and the pattern."""
+    return next((found for found in _patterns(schema) if looks_around(found[1])), None)
+
+
+def _patterns(
+    schema: Any, place: str = "", *, by_name: bool = False, depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Yield the place of each pattern, and the pattern.
+
+    Args:
+        place: of the schema.
+        by_name: the keys of the value are names, and no keywords.
+    """
+    if depth > MAX_NESTING:  # refused where the whole is checked
+        return
+    if isinstance(schema, list | tuple):
+        for number, inner in enumerate(schema):
+            yield from _patterns(inner, f"{place}[{number}]", depth=depth + 1)
+    if not isinstance(schema, Mapping):
+        return
+    for key, inner in schema.items():
+        inside = f"{place}.{key}" if place else str(key)
+        if not by_name and key == "pattern" and isinstance(inner, str):
+            yield inside, inner
+        if not by_name and key == "patternProperties" and isinstance(inner, Mapping):
+            yield from ((inside, str(name)) for name in inner)
+        if by_name or key in _SCHEMAS_BY_NAME or key in _SCHEMAS:
+            is_names = not by_name and key in _SCHEMAS_BY_NAME
+            yield from _patterns(inner, inside, by_name=is_names, depth=depth + 1)
+
+
 def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
     if depth > MAX_NESTING:  # refused where the whole is checked
         return value
@@ -60,11 +117,18 @@ def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
         return value
     kept = dict(value)
     for key, inner in value.items():
-        if not by_name and (key in _NOT_ENFORCED or (key == "pattern" and _LOOKS_AROUND.search(str(inner)))):
+        if not by_name and (key in _NOT_ENFORCED or (key == "pattern" and looks_around(str(inner)))):
             del kept[key]
         elif by_name or key not in _DATA:
             is_names = not by_name and key in _SCHEMAS_BY_NAME
             kept[key] = _loosened(inner, by_name=is_names, depth=depth + 1)
+    if (
+        not by_name
+        and isinstance(named := value.get("patternProperties"), Mapping)
+        and any(looks_around(str(name)) for name in named)
+    ):
+        # Without the one the other would forbid what it allows.
+        kept = {key: inner for key, inner in kept.items() if key not in _FOR_NAMES}
     if not by_name and "oneOf" in kept and "anyOf" not in kept:
         kept["anyOf"] = kept.pop("oneOf")
     return kept

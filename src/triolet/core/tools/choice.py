@@ -23,7 +23,7 @@ import attrs
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.tools.answer import NO_TOOLS, AnswerParser, Splitter
-from triolet.core.tools.call_schema import advisory, call_schema
+from triolet.core.tools.call_schema import advisory, call_schema, pattern_that_looks_around
 from triolet.core.tools.either import CallsOrForm
 from triolet.core.tools.forced import ArgumentsFormat, CallListFormat
 from triolet.core.tools.formats import MAX_NAME_CHARS, SPECIAL_MARKS, TOOL_FORMATS, ToolFormat
@@ -156,6 +156,10 @@ def _parse_tool(tool: object, field: str) -> FunctionTool:
         raise wrong(f"{field}.parameters", "must be a JSON schema", parameters)
     if strict is not None and not isinstance(strict, bool):
         raise wrong(f"{field}.strict", "must be true or false", strict)
+    if strict and (found := pattern_that_looks_around(parameters)) is not None:
+        place, pattern = found
+        rule = "must not look around or refer back in a strict function, of whose pattern a grammar is made"
+        raise wrong(f"{field}.parameters.{place}", rule, pattern)
     return FunctionTool(name=name, description=description, parameters=parameters or {}, strict=strict)
 
 

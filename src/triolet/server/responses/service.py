@@ -65,7 +65,13 @@ from triolet.server.responses.generate import (
 from triolet.server.responses.resumable import MIN_SHARE, ResumableResponses
 from triolet.server.transport.client_stream import ClientStream, client_address
 from triolet.server.transport.ids import id_maker
-from triolet.server.transport.input_limits import input_budget, json_limits, socket_limits
+from triolet.server.transport.input_limits import (
+    ROUTED_BYTES,
+    ROUTED_HEADER,
+    input_budget,
+    json_limits,
+    socket_limits,
+)
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 from triolet.server.transport.websocket import NO_CLOSE_FRAME, PING, Handshake, SendQueue, ServerSocket
 
@@ -105,7 +111,7 @@ class ResponsesConnection:
     ) -> None:
         self._on_error, self._models = on_error, models
         self._socket, self._config, self._context = socket, config, context
-        self._json_limits = json_limits(config)
+        self._json_limits = json_limits(config, routed=socket.is_routed)
         self._run_response, self._owner = answer, owner
         self._session = Session(context, owner)
         self._send_queue = SendQueue()
@@ -371,6 +377,8 @@ class ResponsesService:
             with trio.move_on_after(self.config.handshake_timeout):
                 handshake = await socket.handshake()
             if handshake is not None and (owner := await self._handshake(handshake)) is not None:
+                if handshake.header(ROUTED_HEADER) is not None:
+                    socket.allow_routed(ROUTED_BYTES)
                 socket.use_budget(self.input_budget, owner.name or client_address(stream))
                 await self._serve_session(socket, owner.name)
         except* (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):

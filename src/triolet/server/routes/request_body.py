@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from triolet.protocol.json.parsing import parse_object
 from triolet.server.routes.app_context import client_of, context_of
-from triolet.server.transport.input_limits import json_limits
+from triolet.server.transport.input_limits import ROUTED_BYTES, is_routed, json_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 from triolet.server.transport.request_body import ClientDisconnected, read_body
 
@@ -35,10 +35,15 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
             return structure(payload)
         return await parse_in_thread(lambda: structure(payload), client_of(request))
     context = context_of(request)
-    limits = json_limits(context.config)
+    routed = is_routed(request.headers.raw)
+    limits = json_limits(context.config, routed=routed)
     with context.input_budget.reservation(client_of(request)) as reservation:
         body = await read_body(
-            request.receive, request.headers.raw, context.config.max_body_bytes, reservation
+            request.receive,
+            request.headers.raw,
+            context.config.max_body_bytes,
+            reservation,
+            more_bytes=ROUTED_BYTES * routed,
         )
         state["body_bytes"] = len(body)
         # A thread costs more than parsing a short body.

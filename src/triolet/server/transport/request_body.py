@@ -26,6 +26,8 @@ async def read_body(
     headers: Iterable[tuple[bytes, bytes]],
     max_bytes: int,
     reservation: InputReservation,
+    *,
+    more_bytes: int = 0,
 ) -> bytes:
     """Read the body of a request.
 
@@ -34,13 +36,14 @@ async def read_body(
         headers: of the request, their names in small letters.
         max_bytes: length of the longest body.
         reservation: grows with the body.
+        more_bytes: length of what a router may have added to it.
     Raises:
         WireError: it is too long, it takes too long to come, or there is no memory for it.
         ClientDisconnected: the client went before its end.
     """
     length = next((value for name, value in headers if name == b"content-length"), b"")
     # Refused before any of it is read.
-    if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+    if length.isdigit() and (len(length) > 18 or int(length) > max_bytes + more_bytes):
         raise _too_long(max_bytes)
     body = bytearray()
     is_whole = False
@@ -58,7 +61,7 @@ async def read_body(
             raise ClientDisconnected
         body += message.get("body", b"")
         is_whole = not message.get("more_body", False)
-        if len(body) > max_bytes:
+        if len(body) > max_bytes + more_bytes:
             raise _too_long(max_bytes)
         reservation.grow_to(len(body))
     return bytes(body)

@@ -151,6 +151,7 @@ class ServerSocket(WebSocketConnection):
             receive_buffer_size=RECEIVE_BYTES,
         )
         self._limits = limits
+        self.is_routed = False
         self._early = b""
         self._num_fragments = 0
         self._num_parts = 0  # of the message, since they were joined last
@@ -170,6 +171,14 @@ class ServerSocket(WebSocketConnection):
         """W3C trace headers of the upgrade request."""
         self.ended = trio.Event()
         """Set when reading from the network has ended."""
+
+    def allow_routed(self, more_bytes: int) -> None:
+        """Allow the messages of a router to be this much longer, for what it adds to those of its clients."""
+        self.is_routed = True
+        self._max_message_size += more_bytes
+        self._limits = attrs.evolve(
+            self._limits, max_message_bytes=self._limits.max_message_bytes + more_bytes
+        )
 
     def use_budget(self, budget: InputBudget | None, client: str) -> None:
         """Take the memory of received messages from a budget, and the turns from those of the same client."""
