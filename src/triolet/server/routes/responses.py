@@ -99,7 +99,8 @@ async def delete_response(request: Request) -> Response:
     """Delete a finished response: what is stored of it, and what is kept for readers that come back."""
     context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    if context.active.find(response_id, owner) is not None:
+    active = context.active.find(response_id, owner)
+    if active is not None and not active.is_over:
         raise WireError(
             "The response is in progress; cancel it first.",
             code="response_in_progress",
@@ -139,16 +140,22 @@ class _Run:
     messages: list[Message]
 
     async def generate(self, emit: EmitEvents, wait_for_room: WaitForRoom) -> None:
+        def store_and_emit(events: Sequence[Event]) -> None:
+            # First: a client that has read the last event continues the response, or leaves, at once.
+            self._store()
+            emit(events)
+
         gateway = self.context.gateway
         if gateway is None:
             active, engine = self.context.active, self.context.engine
-            await active.generate(engine, self.answer, self.messages, self.owner, emit, wait_for_room)
+            await active.generate(
+                engine, self.answer, self.messages, self.owner, store_and_emit, wait_for_room
+            )
         else:
             turn = Turn(
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
             )
-            await gateway.answer(turn, self.owner, emit, wait_for_room)
-        self._store()
+            await gateway.answer(turn, self.owner, store_and_emit, wait_for_room)
 
     async def to_end(self) -> dict[str, Any]:
         """Generate the response for a client that waits for its end, and return it.
@@ -178,8 +185,9 @@ class _Run:
         }
 
     def _store(self) -> None:
-        """Store a finished response, so that it can be continued."""
-        if self.answer.can_be_continued and self.answer.request.store:
+        """Store a finished response, so that it can be continued; a resumable one is stored where it is generated."""
+        request = self.answer.request
+        if self.answer.can_be_continued and request.store and not request.resumable:
             self.context.responses_context.store.put(self.answer.stored(self.owner))
 
 
