@@ -280,15 +280,29 @@ def test_what_is_over_can_not_be_steered() -> None:
 # ------------------------------------------------------------------------------------- the way down
 
 
-def test_a_draining_conversation_finishes_what_is_active_and_closes() -> None:
+def test_a_draining_conversation_finishes_what_is_active_and_refuses_the_rest_in_its_order() -> None:
     talk = Talk()
     talk.create()
     talk.create()
-    assert code(talk.take(talk.conversation.drain(NOW))) == "service_unavailable"
-    assert talk.closes == []
-    assert code(talk.create()) == "service_unavailable"
+    talk.create(temperature=9)
+    assert talk.take(talk.conversation.drain(NOW)) == [] and talk.closes == []
+    assert talk.create() == []  # its error, too, would be taken for the end of the active one
     talk.finish(talk.started[0])
-    assert endings(talk.said) == [":error", ":error", ":response.completed"]
+    assert endings(talk.said) == [":response.completed", *[":error"] * 3]
+    codes = [event["error"]["code"] for event in talk.said if event["type"] == "error"]
+    assert codes == ["service_unavailable", "invalid_value", "service_unavailable"]
+    assert [close.code for close in talk.closes] == [1001]
+
+
+def test_a_draining_conversation_refuses_at_once_what_waits_for_a_place_and_not_for_its_lane() -> None:
+    talk = Talk(context(max_active=1))
+    talk.create(stream_id="a")
+    talk.create(stream_id="b")
+    talk.create(stream_id="a")
+    talk.take(talk.conversation.drain(NOW))
+    assert endings(talk.said) == ["b:error"] and talk.closes == []
+    talk.take(talk.conversation.end(NOW))
+    assert endings(talk.said) == ["b:error", "a:error", "a:error"]  # nothing was told of the active one
     assert [close.code for close in talk.closes] == [1001]
 
 
