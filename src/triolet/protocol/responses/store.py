@@ -129,14 +129,16 @@ class StoredResponse:
 def _size_of_response(response: Mapping[str, Any], messages: Sequence[Message]) -> int:
     echoed = {name: value for name, value in response.items() if name != "output"}
     parts = [part for item in response["output"] for part in item.get("content", ())]
-    num_positions: int = sum(len(part.get("logprobs", ())) for part in parts)
-    num_top: int = response["top_logprobs"]
+    # Counted, since `logprob_token_ids` and the whole vocabulary are more than `top_logprobs` says.
+    num_logprobs: int = sum(
+        1 + len(position["top_logprobs"]) for part in parts for position in part.get("logprobs", ())
+    )
     return (
         BYTES_PER_RESPONSE
         + size_of(echoed)
         + size_of_chat(messages)
         + BYTES_PER_ITEM * len(response["output"])
-        + num_positions * BYTES_PER_LOGPROB * (1 + num_top)
+        + num_logprobs * BYTES_PER_LOGPROB
     )
 
 
