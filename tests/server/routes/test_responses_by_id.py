@@ -148,7 +148,7 @@ WAYS = pytest.mark.parametrize(
 async def test_a_streamed_response_can_be_continued_as_soon_as_its_last_event_is_read(
     with_gateway: bool, resumable: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    statuses = []
+    statuses: list[int] = []
 
     async def act() -> None:
         response_id = call.received.partition(b'"id":"')[2].partition(b'"')[0].decode()
