@@ -148,7 +148,10 @@ def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, co
         ([{"id": "a", "type": "function"}], "[0].function"),
         ([{"type": "custom", "custom": {"name": "f", "input": "x"}}], "[0].function"),
         ([{"function": {"arguments": "{}"}}], "[0].function.name"),
-        ([{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": [1]}}], "[1].function.arguments"),
+        (
+            [{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": [1]}}],
+            "[1].function.arguments",
+        ),
     ],
 )
 def test_what_is_wrong_in_an_earlier_call_is_refused_by_name(calls: Any, param: str) -> None:

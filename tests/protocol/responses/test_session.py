@@ -7,6 +7,7 @@ from tests.protocol.talk import Talk, code, context, endings
 from triolet.core.request.request import FinishReason
 from triolet.errors import EngineDead, Overloaded, PromptTooLong
 from triolet.protocol.errors import of_exception
+from triolet.protocol.responses import response_items
 from triolet.protocol.responses.store import ResponseStore
 
 
@@ -275,6 +276,20 @@ def test_what_is_over_can_not_be_steered() -> None:
     response_id = talk.finish(talk.started[0])[-1]["response"]["id"]
     said = talk.hear({"type": "response.steer", "previous_response_id": response_id, "input": "x"})
     assert code(said) == "response_already_completed"
+
+
+def test_a_chat_has_a_longest_length_and_the_turn_that_passes_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(response_items, "MAX_CHAT_MESSAGES", 4)
+    talk = Talk()
+    talk.create()
+    response_id = talk.finish(talk.started[0])[-1]["response"]["id"]
+    talk.create(previous_response_id=response_id, input=[{"role": "user", "content": "a"}] * 3)
+    assert (code(talk.said[-1:]), talk.said[-1]["error"]["param"]) == ("invalid_value", "input")
+    assert "at most 4 messages" in talk.said[-1]["error"]["message"]
+    talk.create(previous_response_id=response_id, input=[{"role": "user", "content": "a"}] * 2)
+    assert len(talk.started) == 2
 
 
 # ------------------------------------------------------------------------------------- the way down

@@ -48,7 +48,7 @@ from triolet.protocol.responses.requests import (
     SteerResponse,
 )
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
-from triolet.protocol.responses.response_items import Message, NewId, check_calls_of_outputs
+from triolet.protocol.responses.response_items import Message, NewId, check_chat
 from triolet.protocol.responses.store import (
     ResponseStore,
     StoreBudget,
@@ -310,10 +310,10 @@ class ResponsesContext:
             before: the chat that it continues, see `previous_messages`.
             now: seconds since the epoch.
         Raises:
-            WireError: the output of a tool call that the chat does not have.
+            WireError: the chat is too long, or lacks the call of an output.
         """
         new = request.input.messages()
-        check_calls_of_outputs(before, new)
+        check_chat(before, new)
         return ResponseBuilder(
             response_id=self.new_id("resp"),
             request=request,

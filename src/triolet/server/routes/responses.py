@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from triolet.core.request.request import FinishReason, pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json.encoding import encode
-from triolet.protocol.responses.input_items_page import input_items, page_of
+from triolet.protocol.responses.input_items_page import InputItems, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse, SamplingPlan
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
@@ -305,4 +305,4 @@ async def list_input_items(request: Request) -> Response:
         if answer is None:
             raise not_found("There is no response of that id.")
         chat = answer.chat
-    return as_json(page_of(input_items(response_id, chat), request.query_params))
+    return as_json(page_of(InputItems(response_id, chat), request.query_params))
