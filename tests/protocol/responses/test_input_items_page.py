@@ -79,9 +79,14 @@ def test_an_item_is_found_by_its_own_id_alone() -> None:
 
 
 def test_a_page_of_a_long_chat_is_made_of_its_own_items_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made: list[int] = []
     one = input_items_page._item
-    monkeypatch.setattr(input_items_page, "_item", lambda *of: made.append(of) or one(*of))
+
+    def counted(message: dict[str, Any], number: int) -> dict[str, Any]:
+        made.append(number)
+        return one(message, number)
+
+    monkeypatch.setattr(input_items_page, "_item", counted)
     calls = [{"id": str(place), "function": {"name": "f", "arguments": "{}"}} for place in range(2000)]
     chat = [{"role": "user", "content": "a"}] * 10_000 + [
         {"role": "assistant", "content": "", "tool_calls": calls}

@@ -99,8 +99,7 @@ async def delete_response(request: Request) -> Response:
     """Delete a finished response: what is stored of it, and what is kept for readers that come back."""
     context, owner = context_of(request), owner_of(request)
     response_id: str = request.path_params["id"]
-    active = context.active.find(response_id, owner)
-    if active is not None and not active.is_over:
+    if context.active.find(response_id, owner) is not None:
         raise WireError(
             "The response is in progress; cancel it first.",
             code="response_in_progress",
