@@ -472,8 +472,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         for field, text in texts.items():
             if text is not None:
                 check_type(field, text, str, "a string")
-        # A snapshot holds it in 64 bits: found only there, one request would cost all of them.
-        priority = int64("priority", priority)
+        priority = int64("priority", priority)  # a snapshot of all requests holds no longer one
         deadline_s = engine_deadline(deadline, self._opened_s)
         queue_timeout_s = duration("queue_timeout", queue_timeout)
         return Submission(
