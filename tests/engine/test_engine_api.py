@@ -187,6 +187,8 @@ async def test_a_reader_whose_stream_is_left_by_another_task_is_told(autojump_cl
         ("priority", {"priority": "high"}),
         ("priority", {"priority": True}),
         ("priority", {"priority": 1.5}),
+        ("priority", {"priority": 2**63}),
+        ("priority", {"priority": -(2**63) - 1}),
         ("client", {"client": 7}),
         ("cache_salt", {"cache_salt": b"salt"}),
         ("deadline", {"deadline": math.nan}),

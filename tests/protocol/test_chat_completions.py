@@ -141,6 +141,25 @@ def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str, co
 
 
 @pytest.mark.parametrize(
+    ("calls", "param"),
+    [
+        ({"id": "a"}, ""),
+        (["a"], "[0]"),
+        ([{"id": "a", "type": "function"}], "[0].function"),
+        ([{"type": "custom", "custom": {"name": "f", "input": "x"}}], "[0].function"),
+        ([{"function": {"arguments": "{}"}}], "[0].function.name"),
+        (
+            [{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": [1]}}],
+            "[1].function.arguments",
+        ),
+    ],
+)
+def test_what_is_wrong_in_an_earlier_call_is_refused_by_name(calls: Any, param: str) -> None:
+    error = refused(messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": calls}])
+    assert (error.param, error.code) == (f"messages[1].tool_calls{param}", "invalid_value")
+
+
+@pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         (

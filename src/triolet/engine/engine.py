@@ -38,7 +38,7 @@ from triolet.core.output.scoring import Scoring, plan_scoring
 from triolet.core.recovery.supervision import CrashReport, RestartLog
 from triolet.core.request.lora import LoRARequest
 from triolet.core.request.model_info import ModelInfo
-from triolet.core.request.param_validation import check_type
+from triolet.core.request.param_validation import check_type, int64
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.pooling_params import EMBED, POOLED, PoolingParams
 from triolet.core.request.prompt import Prompt, parse_prompt
@@ -472,7 +472,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         for field, text in texts.items():
             if text is not None:
                 check_type(field, text, str, "a string")
-        check_type("priority", priority, int, "an integer")
+        priority = int64("priority", priority)  # a snapshot of all requests holds no longer one
         deadline_s = engine_deadline(deadline, self._opened_s)
         queue_timeout_s = duration("queue_timeout", queue_timeout)
         return Submission(

@@ -58,7 +58,25 @@ class ChatMessages:
                 raise wrong(f"messages[{place}].content", "a text or a list of at least one part", [])
             if content is None and message["role"] != "assistant":
                 raise missing(f"messages[{place}].content")
+            _check_calls(message.get("tool_calls"), f"messages[{place}].tool_calls")
         return cls(tuple(map(_known_to_templates, value)))
+
+
+def _check_calls(calls: Any, at: str) -> None:
+    """Check the calls of an earlier answer; a template that misses a part of one could not say what it is."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise wrong(at, "a list of calls", calls)
+    for place, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise wrong(f"{at}[{place}]", "an object", call)
+        if not isinstance(function := call.get("function"), dict):
+            raise wrong(f"{at}[{place}].function", "an object with a name and arguments", function)
+        if not isinstance(name := function.get("name"), str):
+            raise wrong(f"{at}[{place}].function.name", "a string", name)
+        if not isinstance(arguments := function.get("arguments"), str | dict | None):
+            raise wrong(f"{at}[{place}].function.arguments", "JSON, as a text", arguments)
 
 
 def _known_to_templates(message: Message) -> Message:

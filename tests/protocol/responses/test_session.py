@@ -7,6 +7,7 @@ from tests.protocol.talk import Talk, code, context, endings
 from triolet.core.request.request import FinishReason
 from triolet.errors import EngineDead, Overloaded, PromptTooLong
 from triolet.protocol.errors import of_exception
+from triolet.protocol.responses import response_items
 from triolet.protocol.responses.store import ResponseStore
 
 
@@ -277,18 +278,46 @@ def test_what_is_over_can_not_be_steered() -> None:
     assert code(said) == "response_already_completed"
 
 
+def test_a_chat_has_a_longest_length_and_the_turn_that_passes_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(response_items, "MAX_CHAT_MESSAGES", 4)
+    talk = Talk()
+    talk.create()
+    response_id = talk.finish(talk.started[0])[-1]["response"]["id"]
+    talk.create(previous_response_id=response_id, input=[{"role": "user", "content": "a"}] * 3)
+    assert (code(talk.said[-1:]), talk.said[-1]["error"]["param"]) == ("invalid_value", "input")
+    assert "at most 4 messages" in talk.said[-1]["error"]["message"]
+    talk.create(previous_response_id=response_id, input=[{"role": "user", "content": "a"}] * 2)
+    assert len(talk.started) == 2
+
+
 # ------------------------------------------------------------------------------------- the way down
 
 
-def test_a_draining_conversation_finishes_what_is_active_and_closes() -> None:
+def test_a_draining_conversation_finishes_what_is_active_and_refuses_the_rest_in_its_order() -> None:
     talk = Talk()
     talk.create()
     talk.create()
-    assert code(talk.take(talk.conversation.drain(NOW))) == "service_unavailable"
-    assert talk.closes == []
-    assert code(talk.create()) == "service_unavailable"
+    talk.create(temperature=9)
+    assert talk.take(talk.conversation.drain(NOW)) == [] and talk.closes == []
+    assert talk.create() == []  # its error, too, would be taken for the end of the active one
     talk.finish(talk.started[0])
-    assert endings(talk.said) == [":error", ":error", ":response.completed"]
+    assert endings(talk.said) == [":response.completed", *[":error"] * 3]
+    codes = [event["error"]["code"] for event in talk.said if event["type"] == "error"]
+    assert codes == ["service_unavailable", "invalid_value", "service_unavailable"]
+    assert [close.code for close in talk.closes] == [1001]
+
+
+def test_a_draining_conversation_refuses_at_once_what_waits_for_a_place_and_not_for_its_lane() -> None:
+    talk = Talk(context(max_active=1))
+    talk.create(stream_id="a")
+    talk.create(stream_id="b")
+    talk.create(stream_id="a")
+    talk.take(talk.conversation.drain(NOW))
+    assert endings(talk.said) == ["b:error"] and talk.closes == []
+    talk.take(talk.conversation.end(NOW))
+    assert endings(talk.said) == ["b:error", "a:error", "a:error"]  # nothing was told of the active one
     assert [close.code for close in talk.closes] == [1001]
 
 

@@ -94,9 +94,13 @@ def test_what_alone_is_larger_than_the_store_is_not_kept() -> None:
 
 
 def test_log_probabilities_count() -> None:
-    part = {"type": "output_text", "text": "x", "logprobs": [{}] * 100}
-    plain, heavy = stored("a"), stored("a", output=[{"content": [part]}], top_logprobs=20)
-    assert heavy.num_bytes > plain.num_bytes + 100 * 20 * 100
+    position = {"token": "x", "bytes": [120], "logprob": -0.5}
+    positions = [{**position, "top_logprobs": [position] * 20}] * 100
+    part = {"type": "output_text", "text": "x", "logprobs": positions}
+    # Also where the client has named tokens, or asked for all, and not for so many of the likeliest.
+    for num_top in (20, 0, -1):
+        heavy = stored("a", output=[{"content": [part]}], top_logprobs=num_top)
+        assert heavy.num_bytes > stored("a").num_bytes + 100 * 20 * 100
 
 
 def test_a_response_is_its_owners_alone() -> None:

@@ -17,6 +17,7 @@ import trio.testing
 from tests.actors.executors.harness import open_files
 from tests.actors.harness import assert_all_blocks_back
 from tests.protocol.make import create
+from tests.protocol.talk import endings
 from tests.server.responses.test_service import LONG, chatting_engine, expected_text
 from tests.server.responses.test_snapshot_file import GRACE_S, begin, read_on
 from tests.server.responses.websocket_client import connected, text_of
@@ -77,6 +78,24 @@ async def test_a_response_goes_on_after_two_kills_with_the_same_numbers_and_text
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert text_of(events) == expected_text("Hi", 6, LONG)
     assert replay(path.read_bytes()).responses == {}
+
+
+@pytest.mark.parametrize("way", ["response.cancel", "response.steer"])
+async def test_a_response_that_its_reader_has_ended_is_not_continued_by_the_next_server(
+    way: str, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "journal"
+    async with killed_server(path) as (gateway, journal), connected(gateway) as client:
+        response_id = await begin(client)
+        place = {"response_id": response_id} if way == "response.cancel" else {"input": "No"}
+        await client.send({"type": way, **place, "previous_response_id": response_id})
+        assert endings(await client.until_ended()) == [":response.incomplete"]
+        await trio.testing.wait_all_tasks_blocked()
+        await journal.wait_written(journal._latest_write())
+    assert response_id not in {one.response_id for one in replay(path.read_bytes()).responses.values()}
+    async with killed_server(path) as (gateway, _):
+        [told] = await read_on(gateway, response_id, -1)
+        assert (told["type"], told["error"]["code"]) == ("error", "response_not_found")
 
 
 async def test_a_client_that_knows_more_than_the_journal_is_refused(

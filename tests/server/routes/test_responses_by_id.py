@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import trio.testing
 
 from tests.actors.harness import STEP_S, FakeExecutor, assert_all_blocks_back
 from tests.server.responses.websocket_client import connected
-from tests.server.routes.harness import MODEL, Scene, serving
+from tests.server.routes.harness import MODEL, Call, Scene, serving
 from triolet.config.server import GatewayConfig
 
 RESPONSES = "/v1/responses"
@@ -118,6 +119,64 @@ async def test_a_deleted_response_can_be_neither_read_nor_resumed(
             for again in (path, f"{path}/input_items", f"{path}?stream=true"):
                 assert (await scene.get(again)).error == (404, "response_not_found", "response_id")
             assert (await scene.call("DELETE", path).run()).status == 404
+
+
+def at_last_event(scene: Scene, act: Callable[[], Awaitable[object]], **fields: Any) -> Call:
+    """Return the call for a stream whose client acts when it has read the last event, and not a moment later."""
+
+    async def app(scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        async def send_and_act(message: Any) -> None:
+            await send(message)
+            if b"event: response.incomplete" in message.get("body", b""):
+                await act()
+
+        await scene.app(scope, receive, send_and_act)
+
+    call = scene.call("POST", RESPONSES, {**ASK, "max_output_tokens": 2, "stream": True, **fields})
+    call.app = app
+    return call
+
+
+WAYS = pytest.mark.parametrize(
+    ("with_gateway", "resumable"),
+    [(True, False), (True, True), (False, False)],
+    ids=["gateway", "resumable", "app"],
+)
+
+
+@WAYS
+async def test_a_streamed_response_can_be_continued_as_soon_as_its_last_event_is_read(
+    with_gateway: bool, resumable: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    statuses: list[int] = []
+
+    async def act() -> None:
+        response_id = call.received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+        statuses.append((await scene.post(RESPONSES, {**ASK, "previous_response_id": response_id})).status)
+        path = f"{RESPONSES}/{response_id}"
+        statuses.append((await scene.call("DELETE", path).run()).status)
+        statuses.append((await scene.get(path)).status)
+
+    async with serving(with_gateway=with_gateway) as scene:
+        call = at_last_event(scene, act, resumable=resumable)
+        response_id = (await call.run()).events[0]["response"]["id"]
+        assert statuses == [200, 200, 404]
+        assert (await scene.get(f"{RESPONSES}/{response_id}")).status == 404, "it comes back"
+
+
+@WAYS
+async def test_a_streamed_response_is_stored_for_a_client_that_leaves_at_its_last_event(
+    with_gateway: bool, resumable: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def act() -> None:
+        call.leave()
+        await trio.sleep_forever()
+
+    async with serving(with_gateway=with_gateway) as scene:
+        call = at_last_event(scene, act, resumable=resumable)
+        await call.run()
+        response_id = call.received.partition(b'"id":"')[2].partition(b'"')[0].decode()
+        assert (await scene.post(RESPONSES, {**ASK, "previous_response_id": response_id})).status == 200
 
 
 async def test_a_running_response_is_not_deleted(autojump_clock: trio.testing.MockClock) -> None:

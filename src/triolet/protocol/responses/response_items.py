@@ -8,7 +8,7 @@ The history of a response keeps its deltas: enough to make the same events again
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -24,7 +24,7 @@ from triolet.core.tools import (
     ToolCallEnd,
     ToolPlan,
 )
-from triolet.protocol.errors import WireError
+from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.json.structuring import CONVERTER, Wrong
 from triolet.protocol.responses.output_items import (
     CallOutput,
@@ -39,6 +39,8 @@ from triolet.protocol.responses.output_items import (
 Message = dict[str, Any]
 """One message of a chat, as `Engine.generate` and chat templates take it."""
 
+# Each turn passes over all messages of its chat several times, in the event loop.
+MAX_CHAT_MESSAGES: Final = 16_384
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 _ROLES = ("user", "assistant", "system", "developer")
 
@@ -205,15 +207,20 @@ class Input:
         )
 
 
-def check_calls_of_outputs(before: Sequence[Message], new: Sequence[Message]) -> None:
-    """Refuse the output of a tool call that a chat does not have.
+def check_chat(before: Sequence[Message], new: Sequence[Message]) -> None:
+    """Refuse a chat that is too long, or with the output of a tool call that it does not have.
 
     Args:
         before: the chat that is continued.
         new: the messages of the input.
     Raises:
-        WireError: names the id of the call.
+        WireError: names the limit, or the id of the call.
     """
+    if (num_messages := len(before) + len(new)) > MAX_CHAT_MESSAGES:
+        rule = f"such that the chat has at most {MAX_CHAT_MESSAGES} messages with those before it"
+        raise wrong("input", rule, num_messages)
+    if all(message["role"] != "tool" for message in new):
+        return
     calls = {call["id"] for message in (*before, *new) for call in message.get("tool_calls") or ()}
     for message in new:
         if message["role"] == "tool" and message["tool_call_id"] not in calls:

@@ -16,7 +16,7 @@ of a connection have at most `max_active` active turns; lanes that wait for a pl
     active
     active     response.steer                  Stop, Send of its ending; a successor in its place  over
     any        an event that is wrong          Send of an error                                    same
-    queued     the server drains               Send of an error                                    over
+    queued     the server drains               its error, when the turns before it have ended      over
     starting,  the server ends it              Stop, Send of response.failed                       over
     active
     active     the server ends it, and the     Stop                                                over
@@ -48,7 +48,7 @@ from triolet.protocol.responses.requests import (
     SteerResponse,
 )
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
-from triolet.protocol.responses.response_items import Message, NewId, check_calls_of_outputs
+from triolet.protocol.responses.response_items import Message, NewId, check_chat
 from triolet.protocol.responses.store import (
     ResponseStore,
     StoreBudget,
@@ -208,14 +208,26 @@ class TurnQueues:
         if lane.queue:
             self._waiting.append(turn.stream_id)
 
-    def take_queued(self) -> list[Turn]:
-        """Remove and return all queued turns."""
-        turns = [turn for lane in self._lanes.values() for turn in lane.queue]
+    def refuse_queued(self, error: WireError) -> list[Turn]:
+        """Give all queued turns an error; remove and return those that wait for a place, and not for their lane."""
+        refused: list[Turn] = []
+        for lane in self._lanes.values():
+            for turn in lane.queue:
+                turn.error = turn.error or error
+            if lane.active is None:
+                refused += lane.queue
+                lane.queue.clear()
+        self._waiting.clear()
+        self.num_queued -= len(refused)
+        self.num_queued_bytes -= sum(turn.num_bytes for turn in refused)
+        return refused
+
+    def clear(self) -> None:
+        """Remove all queued turns."""
         for lane in self._lanes.values():
             lane.queue.clear()
         self._waiting.clear()
         self.num_queued = self.num_queued_bytes = 0
-        return turns
 
 
 TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
@@ -298,10 +310,10 @@ class ResponsesContext:
             before: the chat that it continues, see `previous_messages`.
             now: seconds since the epoch.
         Raises:
-            WireError: the output of a tool call that the chat does not have.
+            WireError: the chat is too long, or lacks the call of an output.
         """
         new = request.input.messages()
-        check_calls_of_outputs(before, new)
+        check_chat(before, new)
         return ResponseBuilder(
             response_id=self.new_id("resp"),
             request=request,
@@ -449,11 +461,12 @@ class Session:
     # ------------------------------------------------------------------------------------ the way down
 
     def drain(self, now: int) -> list[Effect]:
-        """Refuse new turns; close the connection after the last active one."""
+        """Refuse new and queued turns; close the connection after the last active one."""
         self._is_draining = True
-        effects: list[Effect] = [
-            Send(shutting_down().event(turn.stream_id)) for turn in self._lanes.take_queued()
-        ]
+        effects: list[Effect] = []
+        for turn in self._lanes.refuse_queued(shutting_down()):
+            assert turn.error is not None, "it has just been refused"
+            effects.append(Send(turn.error.event(turn.stream_id)))
         return effects + self._closed_if_idle()
 
     def end(self, now: int) -> list[Effect]:
@@ -483,11 +496,11 @@ class Session:
     def abandon(self) -> list[Effect]:
         """Stop all turns without sending anything: the client does not read."""
         self._is_draining = self._is_closed = True
-        self._lanes.take_queued()
+        self._lanes.clear()
         return [Stop(turn) for turn in self.active]
 
     def _closed_if_idle(self) -> list[Effect]:
-        if self._lanes.num_active or not self._is_draining or self._is_closed:
+        if self._lanes.num_active or self._lanes.num_queued or not self._is_draining or self._is_closed:
             return []
         self._is_closed = True
         return [Close(1001, "the server is going away")]
@@ -496,9 +509,9 @@ class Session:
 
     def _enqueue(self, event: ClientEvent, now: int) -> list[Effect]:
         turn = Turn.of(event)
+        if self._is_draining:
+            turn.error = turn.error or shutting_down()
         try:
-            if self._is_draining:
-                raise shutting_down()
             self._lanes.add(turn)
         except WireError as error:
             return [Send(error.event(turn.stream_id))]
@@ -546,7 +559,7 @@ class Session:
 
     def _ended(self, turn: Turn, now: int) -> list[Effect]:
         self._lanes.end(turn)
-        return self._start_waiting(now) or self._closed_if_idle()
+        return self._start_waiting(now) + self._closed_if_idle()
 
     def _store_response(self, answer: ResponseBuilder) -> None:
         """Store a finished response, so that it can be continued."""

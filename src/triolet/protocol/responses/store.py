@@ -15,12 +15,13 @@ import attrs
 
 from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.json.encoding import EncodedList, encode
-from triolet.protocol.responses.input_items_page import input_items
+from triolet.protocol.responses.input_items_page import InputItems
 from triolet.protocol.responses.response_items import Input, Item, ItemReference, Message, item_of
 
 BYTES_PER_RESPONSE = 4096  # of Python's objects, beside what is counted
 BYTES_PER_VALUE = 64  # of any JSON value, as a Python object with its place in a dict or list
 BYTES_PER_CHARACTER = 2  # between 1 (Latin) and 4 (emoji)
+BYTES_PER_MESSAGE = 576  # of a chat, beside its texts
 BYTES_PER_LOGPROB = 512  # of a token with its text, bytes and log-probability
 BYTES_PER_ITEM = 256  # of the id of an output item, and its place in the index
 BYTES_PER_TOOL = 512  # of the copy of a tool in one response object; its schema is shared
@@ -49,12 +50,10 @@ def size_of(value: Any) -> int:
 
 def size_of_chat(messages: Sequence[Message]) -> int:
     """Estimate the memory of chat messages, bytes."""
-    return sum(
-        8 * BYTES_PER_VALUE
-        + BYTES_PER_CHARACTER * len(message["content"] or "")
-        + size_of(message.get("tool_calls"))
-        for message in messages
-    )
+    num_chars = sum(len(message["content"] or "") for message in messages)
+    # Most messages have no calls, and a chat may have thousands.
+    calls = sum(size_of(message["tool_calls"]) for message in messages if "tool_calls" in message)
+    return BYTES_PER_MESSAGE * len(messages) + BYTES_PER_CHARACTER * num_chars + calls
 
 
 def size_of_event(event: Mapping[str, Any]) -> int:
@@ -62,6 +61,21 @@ def size_of_event(event: Mapping[str, Any]) -> int:
     if (response := event.get("response")) is None:
         return size_of(event)
     return BYTES_PER_RESPONSE + BYTES_PER_TOOL * len(response["tools"]) + size_of(response["output"])
+
+
+@attrs.frozen
+class StoredItems:
+    """Items of a finished response, by id."""
+
+    _input: InputItems
+    _output: Mapping[str, dict[str, Any]]
+
+    def get(self, item_id: str) -> dict[str, Any] | None:
+        """Return the item of an id; None if there is none."""
+        if (item := self._output.get(item_id)) is not None:
+            return item
+        place = self._input.place_of(item_id)
+        return None if place is None else self._input[place]
 
 
 @attrs.frozen(kw_only=True)
@@ -114,11 +128,11 @@ class StoredResponse:
         """Return the whole chat, as `of` takes it."""
         return tuple(self._unpacked()["messages"])
 
-    def items(self) -> dict[str, dict[str, Any]]:
-        """Return the items of its output and of its input, by id."""
+    def items(self) -> StoredItems:
+        """Return the items of its output and of its input."""
         content = self._unpacked()
-        listed = input_items(self.id, content["messages"][: self.num_input])
-        return {item["id"]: item for item in (*listed, *content["response"]["output"]) if "id" in item}
+        output = {item["id"]: item for item in content["response"]["output"] if "id" in item}
+        return StoredItems(InputItems(self.id, content["messages"][: self.num_input]), output)
 
     def _unpacked(self) -> dict[str, Any]:
         content = self._content
@@ -129,14 +143,16 @@ class StoredResponse:
 def _size_of_response(response: Mapping[str, Any], messages: Sequence[Message]) -> int:
     echoed = {name: value for name, value in response.items() if name != "output"}
     parts = [part for item in response["output"] for part in item.get("content", ())]
-    num_positions: int = sum(len(part.get("logprobs", ())) for part in parts)
-    num_top: int = response["top_logprobs"]
+    # Counted, since `logprob_token_ids` and the whole vocabulary are more than `top_logprobs` says.
+    num_logprobs: int = sum(
+        1 + len(position["top_logprobs"]) for part in parts for position in part.get("logprobs", ())
+    )
     return (
         BYTES_PER_RESPONSE
         + size_of(echoed)
         + size_of_chat(messages)
         + BYTES_PER_ITEM * len(response["output"])
-        + num_positions * BYTES_PER_LOGPROB * (1 + num_top)
+        + num_logprobs * BYTES_PER_LOGPROB
     )
 
 
@@ -199,7 +215,7 @@ class ResponseStore:
     def response_with(self, item_id: str, owner: str | None = None) -> StoredResponse | None:
         """Return the response that an item belongs to, if it belongs to this owner."""
         if (response_id := self._response_of.get(item_id)) is None:
-            # The id of an input item is made of that of its response, see `input_items`.
+            # The id of an input item is made of that of its response, see `InputItems`.
             _, _, rest = item_id.partition("_")
             response_id = f"resp_{rest.rpartition('_')[0]}"
         return self.get(response_id, owner)
@@ -288,7 +304,7 @@ def with_items(given: Input, owner: str | None, *stores: ResponseStore) -> Input
 
 
 def _stored_items(ids: Sequence[str], owner: str | None, stores: Sequence[ResponseStore]) -> dict[str, Item]:
-    unpacked: dict[str, dict[str, dict[str, Any]]] = {}  # items by the id of their response
+    unpacked: dict[str, StoredItems] = {}  # by the id of the response
     found: dict[str, Item] = {}
     for item_id in ids:
         holders = (store.response_with(item_id, owner) for store in stores)

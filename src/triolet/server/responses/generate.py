@@ -269,7 +269,10 @@ class ActiveResponses:
     def find(self, response_id: str, owner: str | None) -> ResponseBuilder | None:
         """Return the active response of that id, if it belongs to this owner."""
         active = self._responses.get(response_id)
-        return active.answer if active is not None and active.owner == owner else None
+        # One that is over stays for a moment, until its last event is taken; it is stored by then, or was deleted.
+        if active is None or active.owner != owner or active.answer.is_over:
+            return None
+        return active.answer
 
     def cancel(self, response_id: str, owner: str | None, now: int) -> ResponseBuilder | None:
         """Cancel a response; its KV blocks are free within a step.

@@ -294,12 +294,19 @@ class ResumableResponses:
                 resumable.scope.deadline = trio.current_time() + self.grace_s
 
     async def _generate(self, resumable: ResumableResponse, generate: Generate) -> None:
-        answer = resumable.answer
+        answer, was_told = resumable.answer, False
+
+        def tell_end() -> None:
+            nonlocal was_told
+            if answer.is_over and not was_told:
+                was_told = True
+                self.on_finished(answer, resumable.owner)
 
         def emit(events: Sequence[Event]) -> None:
             self._count(resumable)
             if self.journal is not None and not resumable.is_dropped:
                 resumable.journal_mark = self.journal.note(resumable)
+            tell_end()  # before a reader has the last event: its client continues the response, or leaves, at once
             resumable.emit(events)
 
         try:
@@ -313,8 +320,10 @@ class ResumableResponses:
                 ):  # else a reader's task logs it
                     logger.exception("response %s failed while no client read it", answer.response_id)
             resumable.is_done = True
-            if answer.is_over:
-                self.on_finished(answer, resumable.owner)
+            if self.journal is not None and answer.is_over and not resumable.is_dropped:
+                # A reader may have cancelled it: the next server must not continue it.
+                self.journal.note(resumable)
+            tell_end()
             resumable.wake_readers()
             if (answer.is_over or answer.is_handed_over) and not resumable.is_dropped:
                 with resumable.grace:

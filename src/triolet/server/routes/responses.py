@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from triolet.core.request.request import FinishReason, pick_trace_headers
 from triolet.protocol.errors import WireError, of_exception, unsupported, wrong
 from triolet.protocol.json.encoding import encode
-from triolet.protocol.responses.input_items_page import input_items, page_of
+from triolet.protocol.responses.input_items_page import InputItems, page_of
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse, ResumeResponse, SamplingPlan
 from triolet.protocol.responses.response import EventsGone, ResponseBuilder
@@ -139,16 +139,22 @@ class _Run:
     messages: list[Message]
 
     async def generate(self, emit: EmitEvents, wait_for_room: WaitForRoom) -> None:
+        def store_and_emit(events: Sequence[Event]) -> None:
+            # First: a client that has read the last event continues the response, or leaves, at once.
+            self._store()
+            emit(events)
+
         gateway = self.context.gateway
         if gateway is None:
             active, engine = self.context.active, self.context.engine
-            await active.generate(engine, self.answer, self.messages, self.owner, emit, wait_for_room)
+            await active.generate(
+                engine, self.answer, self.messages, self.owner, store_and_emit, wait_for_room
+            )
         else:
             turn = Turn(
                 stream_id=None, request=self.answer.request, answer=self.answer, messages=self.messages
             )
-            await gateway.answer(turn, self.owner, emit, wait_for_room)
-        self._store()
+            await gateway.answer(turn, self.owner, store_and_emit, wait_for_room)
 
     async def to_end(self) -> dict[str, Any]:
         """Generate the response for a client that waits for its end, and return it.
@@ -178,8 +184,9 @@ class _Run:
         }
 
     def _store(self) -> None:
-        """Store a finished response, so that it can be continued."""
-        if self.answer.can_be_continued and self.answer.request.store:
+        """Store a finished response, so that it can be continued; a resumable one is stored where it is generated."""
+        request = self.answer.request
+        if self.answer.can_be_continued and request.store and not request.resumable:
             self.context.responses_context.store.put(self.answer.stored(self.owner))
 
 
@@ -297,4 +304,4 @@ async def list_input_items(request: Request) -> Response:
         if answer is None:
             raise not_found("There is no response of that id.")
         chat = answer.chat
-    return as_json(page_of(input_items(response_id, chat), request.query_params))
+    return as_json(page_of(InputItems(response_id, chat), request.query_params))

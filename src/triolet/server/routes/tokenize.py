@@ -22,7 +22,7 @@ from triolet.protocol.errors import WireError, missing, of_exception, unsupporte
 from triolet.protocol.json.encoding import encode_long
 from triolet.protocol.json.structuring import structure
 from triolet.protocol.responses.requests import CreateResponse, SamplingPlan
-from triolet.protocol.responses.response_items import check_calls_of_outputs
+from triolet.protocol.responses.response_items import check_chat
 from triolet.protocol.responses.store import previous_messages, prompt_of, with_items
 from triolet.server.routes.app_context import AppContext, context_of, owner_of
 from triolet.server.routes.request_body import read_json
@@ -129,7 +129,7 @@ async def input_tokens(request: Request) -> Response:
     store = context.responses_context.store
     before = previous_messages(body.previous_response_id, owner, store)
     new = with_items(body.input, owner, store).messages()
-    check_calls_of_outputs(before, new)
+    check_chat(before, new)
     tokenizer = _tokenizer(context, None)
     prompt = body.prompt(
         prompt_of(body.instructions, (*before, *new)), planned.tools, thinking_switch_of(tokenizer)
