@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.lora import Adapter
 from triolet.core.scheduling.adapter_slots import MAX_WAIT_S, AdapterSlots, adapter_of
 from triolet.core.scheduling.sequence import Sequence
@@ -72,6 +75,47 @@ def test_an_adapter_gets_a_slot_in_time_although_another_is_asked_for_all_the_ti
     there.now_s += MAX_WAIT_S / 2
     assert names(there) == {"y"}
     assert names(there) == {"x", "z"}
+
+
+def test_no_adapter_makes_way_for_requests_that_a_pause_holds_back() -> None:
+    there = stage(1)
+    first = there.add("x", 3, max_tokens=4, adapter=adapter("x"))
+    assert names(there) == {"x"}
+    there.add("y", 3, max_tokens=1, adapter=adapter("y"))
+    there.scheduler.last_serial = first.serial
+    for _ in range(3):
+        there.now_s += 2 * MAX_WAIT_S
+        assert names(there) == {"x"}  # which the pause waits for
+    assert first.finish_reason is not None
+    assert names(there) == set()
+    there.scheduler.last_serial = math.inf
+    assert names(there) == {"y"}
+
+
+def test_no_adapter_makes_way_for_requests_that_wait_for_the_end_of_a_bisection() -> None:
+    there = stage(1)
+    first, second = there.add("x", 3, adapter=adapter("x")), there.add("y", 3, adapter=adapter("y"))
+    bisection = there.scheduler.recovery.poison_bisection
+    for _ in range(2):
+        bisection.step_failed({first.serial: 30, second.serial: 30}, num_rows=2)
+    assert (bisection.may_run(first.serial), bisection.may_run(second.serial)) == (True, False)
+    for _ in range(3):
+        assert names(there) == {"x"}
+        there.now_s += 2 * MAX_WAIT_S
+
+
+def test_no_adapter_makes_way_for_a_request_whose_mask_is_not_there() -> None:
+    there = stage(1)
+    there.add("x", 3, adapter=adapter("x"))
+    assert names(there) == {"x"}
+    bound = there.add("y", 3, adapter=adapter("y"), constraint=Constraint())
+    for _ in range(2):
+        there.now_s += 2 * MAX_WAIT_S
+        assert names(there) == {"x"}
+    there.scheduler.guide(bound.serial, TokenMask(0))
+    assert names(there) == {"x"}  # its wait begins
+    there.now_s += MAX_WAIT_S
+    assert names(there) == {"y"}
 
 
 @pytest.mark.parametrize("has_left", [False, True])

@@ -26,7 +26,7 @@ and whether a waiting request may take the row of a running one. Such requests a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import attrs
 
@@ -268,7 +268,7 @@ class StepPlanner:
         if len(running) > self._max_rows or not all(may_run(sequence.entry.serial) for sequence in running):
             return None
         if self.adapters is not None:
-            waiting = self.queues.waiting
+            waiting = self._waiting_for_slots
             if self.adapters.begin_step(running, waiting, now_s, may_preempt=False) is not None:
                 return None
         self._begin_step(now_s, is_ahead=True)
@@ -342,9 +342,14 @@ class StepPlanner:
         while len(running) > self._max_rows:
             self.queues.preempt(running[-1])
 
+    @property
+    def _waiting_for_slots(self) -> Iterator[Sequence]:
+        # Not those that could not take a slot: no other request would be computed while it is kept for them.
+        return filter(self._may_run, self.queues.waiting)
+
     def _clear_slot(self, adapters: AdapterSlots, now_s: float) -> None:
         """Preempt the requests of an adapter whose slot another one has waited for too long."""
-        digest = adapters.begin_step(self.queues.running, self.queues.waiting, now_s)
+        digest = adapters.begin_step(self.queues.running, self._waiting_for_slots, now_s)
         if digest is None:
             return
         for sequence in tuple(self.queues.running):
@@ -359,11 +364,17 @@ class StepPlanner:
 
     def may_be_admitted(self, sequence: Sequence) -> bool:
         """Return False if a rule defers a request: an awaited mask, prefix or adapter slot, a pause, or a bisection."""
+        if not self._may_run(sequence) or sequence.entry.serial in self._underway.held:
+            return False
+        adapter = None if self.adapters is None else adapter_of(sequence)
+        return adapter is None or self.adapters is None or self.adapters.may_start(adapter)
+
+    def _may_run(self, sequence: Sequence) -> bool:
+        """Return False for a request that an awaited mask, a pause or a bisection keeps from every step now."""
         entry = sequence.entry
-        is_held = entry.awaits_mask or entry.serial in self._underway.held or entry.serial > self.last_serial
-        if self.adapters is not None and (adapter := adapter_of(sequence)) is not None:
-            is_held = is_held or not self.adapters.may_start(adapter)
-        return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
+        if entry.awaits_mask or entry.serial > self.last_serial:
+            return False
+        return self.recovery.poison_bisection.may_run(entry.serial)
 
     def _admit_overtaking(self, budget: int, now_s: float) -> int:
         """Admit the requests that may take the row of a running one.
