@@ -219,6 +219,12 @@ def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int, n
     return [max(0, sequence.num_missing_blocks(num_steps, block_size, num_groups)) for sequence in scheduled]
 
 
+def _digest_of(sequence: Sequence) -> str | None:
+    """Return the digest of a request's adapter; None without one."""
+    adapter = adapter_of(sequence)
+    return None if adapter is None else adapter.digest
+
+
 @attrs.define(kw_only=True, eq=False)
 class StepPlanner:
     """Planner of the steps of one scheduler."""
@@ -251,7 +257,8 @@ class StepPlanner:
         if self.adapters is not None:
             self._clear_slot(self.adapters, now_s)
         self._begin_step(now_s)
-        budget = self._admit_overtaking(self._budget(), now_s)
+        budget = self._admit_for_slot(self._budget(), now_s)
+        budget = self._admit_overtaking(budget, now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
             budget = self._admit(budget, now_s)
@@ -269,8 +276,9 @@ class StepPlanner:
             return None
         if self.adapters is not None:
             waiting = self._waiting_for_slots
-            if self.adapters.begin_step(running, waiting, now_s, may_preempt=False) is not None:
-                return None
+            victim = self.adapters.begin_step(running, waiting, now_s, may_preempt=False)
+            if victim is not None or self._first_for_slot is not None:
+                return None  # what is admitted first must not find the step's time taken
         self._begin_step(now_s, is_ahead=True)
         if self.budget.has_room:
             pair = self.queues.waiting.overtaking(running, self.may_be_admitted)
@@ -353,8 +361,28 @@ class StepPlanner:
         if digest is None:
             return
         for sequence in tuple(self.queues.running):
-            if (adapter := adapter_of(sequence)) is not None and adapter.digest == digest:
+            if _digest_of(sequence) == digest:
                 self.queues.preempt(sequence)
+
+    @property
+    def _first_for_slot(self) -> Sequence | None:
+        """The first waiting request with the adapter for which a slot is kept; None if there is none."""
+        digest = None if self.adapters is None else self.adapters.reserved
+        if digest is None:
+            return None
+        wanted = (one for one in self.queues.waiting if _digest_of(one) == digest)
+        return next(filter(self.may_be_admitted, wanted), None)
+
+    def _admit_for_slot(self, budget: int, now_s: float) -> int:
+        """Admit the request for which a slot is kept, although the policy may let others go first.
+
+        Returns:
+            The rest of the budget.
+        """
+        if (sequence := self._first_for_slot) is None:
+            return budget
+        spare = budget - sum(other.is_unserved for other in self.queues.running)
+        return budget - self._admit_waiting(sequence, spare, now_s)
 
     @property
     def _max_rows(self) -> int:
