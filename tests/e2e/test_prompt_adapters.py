@@ -230,6 +230,15 @@ async def test_an_answer_goes_on_in_an_engine_whose_soft_prompt_of_that_name_is_
         ]
 
 
+async def test_beams_behind_a_soft_prompt_end_where_the_context_is_full(base: Path, tmp_path: Path) -> None:
+    soft = named(make_prompt_adapter(base, tmp_path / "soft", "PROMPT_TUNING", 5), 1)
+    params = triolet.BeamSearchParams(beam_width=2, max_tokens=20, ignore_eos=True)
+    async with open_engine(base, max_model_len=40) as engine:
+        found = await engine.beam_search(PROMPTS[0], params, prompt_adapter=soft)
+    assert [len(beam.tokens) for beam in found.sequences] == [35, 35]  # 5 places are the virtual tokens'
+    assert {beam.finish_reason for beam in found.sequences} == {triolet.FinishReason.LENGTH}
+
+
 @pytest.mark.slow
 async def test_a_bad_prompt_adapter_fails_its_request_alone_and_names_file_and_field(
     base: Path, tmp_path: Path
