@@ -109,9 +109,7 @@ class RequestLimits:
 Need = Tokenize | StructuredOutputsParams
 """Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
 
-TAIL_TOKENS = (
-    64  # of a prompt: mostly enough for the mark that begins reasoning, and what templates put after it
-)
+TAIL_TOKENS = 64  # of a prompt: mostly enough for the mark that begins reasoning, and what comes after it
 NEVER = float("inf")
 
 
