@@ -43,11 +43,15 @@ class AdapterRegistry:
         """Loaded adapters."""
         return self._table.adapters
 
-    async def resolve(self, request: LoRARequest, *, is_registered: bool = False) -> Adapter:
+    async def resolve(
+        self, request: LoRARequest, *, is_registered: bool = False, digest: str | None = None
+    ) -> Adapter:
         """Return the adapter of a request, loaded now if it is not yet. A checkpoint.
 
         Args:
             is_registered: know it until it is removed.
+            digest: of the contents that have begun the answer, of a request that is resumed. Such a request gets what
+                its folder has also where its name or number belongs to other contents by now, and changes nothing.
         Raises:
             InvalidRequest: adapters are not enabled, name and number disagree with those of a loaded adapter, or the
                 adapter cannot be loaded (`AdapterError`).
@@ -55,6 +59,8 @@ class AdapterRegistry:
         """
         self._table.check_enabled(request)
         async with self._loading:
+            if digest is not None and self._table.has_others(request, digest):
+                return await self._load(request, is_resumed=True)
             resident = self._table.resident
             adapter = self._table.find(request)
             if adapter is None:
@@ -67,10 +73,12 @@ class AdapterRegistry:
                 self._table.register(adapter.int_id)
             return adapter
 
-    async def _load(self, request: LoRARequest) -> Adapter:
+    async def _load(self, request: LoRARequest, *, is_resumed: bool = False) -> Adapter:
         folder = request.folder
         adapter = Adapter.of(request, await self._digest(folder))
-        await self._executor.prepare_adapter(adapter, is_pinned=self._table.is_pinned(adapter))
+        # The one that is pinned under its number has other contents than that of a resumed request.
+        is_pinned = not is_resumed and self._table.is_pinned(adapter)
+        await self._executor.prepare_adapter(adapter, is_pinned=is_pinned)
         return adapter
 
     async def _digest(self, folder: Path) -> str:

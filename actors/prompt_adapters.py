@@ -45,15 +45,20 @@ class PromptAdapterRegistry:
         """Return the loaded soft prompt of a name."""
         return self._loaded.get(name)
 
-    async def resolve(self, request: PromptAdapterRequest) -> SoftPrompt:
+    async def resolve(self, request: PromptAdapterRequest, *, digest: str | None = None) -> SoftPrompt:
         """Return the soft prompt of a request, loaded now if it is not yet. A checkpoint.
 
+        Args:
+            digest: of the contents that have begun the answer, of a request that is resumed. Such a request gets what
+                its folder has also where its name or number belongs to other contents by now, and changes nothing.
         Raises:
             InvalidRequest: name, number and folder disagree with those of a loaded one, or it cannot be loaded
                 (`AdapterError`).
         """
         async with self._loading:
             name = request.prompt_adapter_name
+            if digest is not None and self._has_others(request, digest):
+                return await self._read_in_thread(request)
             loaded = self._loaded.get(name)
             if loaded is None:
                 loaded = await self._load(request)
@@ -79,6 +84,18 @@ class PromptAdapterRegistry:
                 field="prompt_adapter_id",
                 got=int_id,
             )
+        return await self._read_in_thread(request)
+
+    def _has_others(self, request: PromptAdapterRequest, digest: str) -> bool:
+        """Return True if the name or the number of a request belongs to another soft prompt, or to other contents."""
+        wanted = (request.prompt_adapter_id, request.prompt_adapter_name, str(_folder_of(request)), digest)
+        return any(
+            wanted[0] == one.int_id or wanted[1] == one.name
+            for one in self.soft_prompts
+            if (one.int_id, one.name, one.path, one.digest) != wanted
+        )
+
+    async def _read_in_thread(self, request: PromptAdapterRequest) -> SoftPrompt:
         is_inline = self._config.runner == "inline"
         return await run_in_thread(
             partial(self._read, request), "reading a prompt adapter", is_inline=is_inline

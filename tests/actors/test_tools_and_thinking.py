@@ -328,3 +328,25 @@ async def test_a_form_begins_the_answer_where_a_template_that_opens_reasoning_ha
             assert text.startswith("<think>")
         case _:  # until the limit: it never writes the closing mark
             assert output.prompt.endswith("<think>") and not text.isdigit()
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_an_answer_that_continues_long_reasoning_is_the_same_when_another_engine_finishes_it(
+    folder: Path, is_text: bool
+) -> None:
+    text = "<|user|>Weather in Rome?<|assistant|><think>" + "It may rain there. " * 20
+    asked = params(structured_outputs=DIGITS, thinking_token_budget=20, max_tokens=40)
+    async with opened(folder) as engine:
+        prompt = text if is_text else engine.tokenizer.encode(text, add_special_tokens=False)
+        whole = await engine.complete(prompt, asked)
+        async with engine.generate(prompt, asked, request_id="r") as stream:
+            await anext(stream)
+            saved = triolet.Snapshot.from_bytes(engine.snapshot().to_bytes())
+    reasoning, closed, answer = whole.text.partition("</think>")
+    assert (bool(reasoning), closed) == (True, "</think>")
+    assert answer.isdigit() and len(answer) == 3
+    async with opened(folder) as engine, engine.resume(saved)["r"] as stream:
+        async for output in stream:
+            last = output
+    assert last.outputs[0].token_ids == whole.outputs[0].token_ids
+    assert last.text == whole.text

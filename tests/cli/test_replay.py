@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import trio
 from click.testing import CliRunner, Result
+from trio.testing import MockClock
 
 import triolet
 from tests.actors.harness import answer_of, fake_engine
 from triolet import SamplingParams
 from triolet.cli import main
 from triolet.cli.replay import run as replay_run
+from triolet.config.engine import EngineConfig
 from triolet.core.request.request import FinishReason
 from triolet.engine.engine import Engine
 from triolet.ipc.recording import EndedAnswer, EndRecord, EngineRecord, RequestRecord, WeightsRecord, encode
@@ -80,6 +82,20 @@ def test_the_exit_status_is_that_of_the_answers_and_a_departure_is_named(tmp_pat
     ]
     called = replay(path, "r2")
     assert (called.exit_code, called.stdout.splitlines()[0]) == (0, "r2: equal, 2 tokens")
+
+
+async def test_a_replay_takes_what_rounds_the_numbers_of_the_model_from_the_recording(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    rounding = {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "fp8", "lora_dtype": "float32"}
+    fields: dict[str, Any] = {**rounding, "enable_lora": True}
+    async with fake_engine(record=str(path), **fields) as engine:
+        await engine.complete([1, 2, 3])
+    [recorded] = replay_run.chosen_requests(path, None)
+    config = replay_run.replay_config(EngineConfig(), recorded.engine)
+    rounding["dtype"] = engine.model_info.dtype  # as resolved
+    assert {name: getattr(config, name) for name in rounding} == rounding
 
 
 @pytest.mark.usefixtures("fake")

@@ -301,14 +301,24 @@ def test_the_prefix_cache_is_read_unless_the_request_says_no_or_wants_what_only_
     entry = entry_of(params=SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=False))
     assert not entry.reads_prefix_cache
     one = TokenLogprobs((1,), (-1.0,), 1)
-    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one,)))
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one,)), 0)
     assert entry.wants_prompt_logprobs
-    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one, one)))  # again from the beginning
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (one, one)), 0)  # again from the beginning
     assert (len(entry.prompt_logprobs), entry.wants_prompt_logprobs, entry.reads_prefix_cache) == (
         2,
         False,
         True,
     )
+
+
+def test_logprobs_of_a_prompt_are_all_of_the_same_weights() -> None:
+    entry = entry_of(params=SamplingParams(prompt_logprobs=0))
+    old, new = (TokenLogprobs((1,), (logprob,), 1) for logprob in (-1.0, -2.0))
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (old,)), 3)
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, (new,)), 4)  # the prompt is computed again
+    assert (entry.prompt_logprobs, entry.wants_prompt_logprobs) == ([new], True)
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 2, (new,)), 4)
+    assert (entry.prompt_logprobs, entry.wants_prompt_logprobs) == ([new, new], False)
 
 
 def test_the_parts_of_a_pooled_result_are_kept_once_and_begin_anew_at_the_first_token() -> None:

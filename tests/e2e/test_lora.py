@@ -341,6 +341,37 @@ async def test_a_snapshot_goes_on_with_the_same_weights_or_not_at_all(
                 pass
 
 
+async def test_answers_of_former_and_present_contents_of_a_name_both_go_on_in_another_engine(
+    base: Path, adapters: list[Path]
+) -> None:
+    former, present = (
+        LoRARequest("mine", 1, str(adapters[place]), load_inplace=place > 0) for place in range(2)
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    async with open_engine(base) as engine:
+        whole = {"former": await answer(engine, PROMPTS[0], former)}
+        async with engine.generate(PROMPTS[0], params, lora=former, request_id="former") as one:
+            await anext(one)
+            async with engine.generate(PROMPTS[0], params, lora=present, request_id="present") as two:
+                await anext(two)
+                saved = triolet.Snapshot.from_bytes(engine.snapshot().to_bytes())
+        whole["present"] = await answer(engine, PROMPTS[0], present)
+    assert [request.request_id for request in saved.requests] == ["former", "present"]
+    assert whole["former"] != whole["present"]
+    for loaded in (None, former, present):
+        async with open_engine(base) as engine:
+            if loaded is not None:
+                await engine.add_lora(loaded)
+            for name, stream in engine.resume(saved).items():
+                async with stream:
+                    async for output in stream:
+                        last = output
+                assert list(last.outputs[0].token_ids) == whole[name], name
+            # what was resumed has replaced nothing
+            expected = former if loaded is None else loaded
+            assert [one.lora_path for one in engine.loras()] == [expected.lora_path]
+
+
 async def test_a_configured_adapter_is_a_model_over_http(base: Path, adapters: list[Path]) -> None:
     modules = (f"first={adapters[0]}", f"second={adapters[1]}")
     async with open_engine(base, lora_modules=modules, max_num_batched_tokens=64) as engine:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 import triolet
 from tests.model.tiny import make_model
 from tests.scale import one_in
-from triolet import RequestOutputKind, SamplingParams
+from triolet import FinishReason, RequestOutputKind, SamplingParams
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 PROMPT = torch.randint(0, 256, (37,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -106,6 +106,35 @@ async def test_prompt_logprobs_come_at_once_and_in_deltas_only_once(folder: Path
         )
         assert output.prompt_logprobs == outputs[0].prompt_logprobs
         assert len(output.outputs) == 2
+
+
+async def test_prompt_logprobs_are_still_there_when_another_engine_finishes_the_other_answers(
+    folder: Path,
+) -> None:
+    fields: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": "float32",
+        "num_kv_blocks": 64,
+        "runner": "inline",
+    }
+    params = SamplingParams(
+        n=2, seed=3, max_tokens=30, prompt_logprobs=0, stop_token_ids=list(range(0, 320, 20))
+    )
+    async with triolet.open_engine(**fields) as engine:
+        whole = await engine.complete(PROMPT, params)
+        lengths = [len(answer.token_ids) for answer in whole.outputs]
+        assert lengths[0] < lengths[1]  # the first one, which has them, ends before the other
+        async with engine.generate(PROMPT, params, request_id="r") as stream:
+            async for output in stream:
+                if output.outputs[0].index == 0 and output.outputs[0].finish_reason is not None:
+                    break
+            saved = triolet.Snapshot.from_bytes(engine.snapshot().to_bytes())
+    assert [answer.finish_reason for answer in saved.requests[0].answers] == [FinishReason.STOP, None]
+    async with triolet.open_engine(**fields) as engine, engine.resume(saved)["r"] as stream:
+        outputs = [output async for output in stream]
+    assert [output.prompt_logprobs for output in outputs] == [whole.prompt_logprobs] * len(outputs)
+    told = {output.outputs[0].index: output.outputs[0].token_ids for output in outputs}
+    assert [told[index] for index in range(2)] == [answer.token_ids for answer in whole.outputs]
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs"])

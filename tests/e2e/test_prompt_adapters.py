@@ -208,6 +208,37 @@ async def test_a_snapshot_goes_on_with_the_same_contents_or_not_at_all(base: Pat
                 pytest.fail("it has begun")
 
 
+async def test_an_answer_goes_on_in_an_engine_whose_soft_prompt_of_that_name_is_another(
+    base: Path, tmp_path: Path
+) -> None:
+    begun = named(make_prompt_adapter(base, tmp_path / "begun", "PROMPT_TUNING", 5), 1)
+    other = named(make_prompt_adapter(base, tmp_path / "other", "PROMPT_TUNING", 7), 1)
+    assert begun is not None and other is not None
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    async with open_engine(base) as engine:
+        async with engine.generate(PROMPTS[0], params, prompt_adapter=begun) as stream:
+            await anext(stream)
+            snapshot = engine.snapshot()
+    async with open_engine(base) as engine:
+        await engine.add_prompt_adapter(other)
+        [resumed] = engine.resume(snapshot).values()
+        async with resumed as stream:
+            outputs = [output async for output in stream]
+        assert list(outputs[-1].outputs[0].token_ids) == expected(base, tmp_path / "begun", PROMPTS[0])
+        assert [one.prompt_adapter_local_path for one in engine.prompt_adapters()] == [
+            str(tmp_path / "other")
+        ]
+
+
+async def test_beams_behind_a_soft_prompt_end_where_the_context_is_full(base: Path, tmp_path: Path) -> None:
+    soft = named(make_prompt_adapter(base, tmp_path / "soft", "PROMPT_TUNING", 5), 1)
+    params = triolet.BeamSearchParams(beam_width=2, max_tokens=20, ignore_eos=True)
+    async with open_engine(base, max_model_len=40) as engine:
+        found = await engine.beam_search(PROMPTS[0], params, prompt_adapter=soft)
+    assert [len(beam.tokens) for beam in found.sequences] == [35, 35]  # 5 places are the virtual tokens'
+    assert {beam.finish_reason for beam in found.sequences} == {triolet.FinishReason.LENGTH}
+
+
 @pytest.mark.slow
 async def test_a_bad_prompt_adapter_fails_its_request_alone_and_names_file_and_field(
     base: Path, tmp_path: Path

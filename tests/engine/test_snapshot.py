@@ -284,6 +284,7 @@ FULL = SavedRequest(
         n=2,
         max_tokens=7,
         logprobs=1,
+        prompt_logprobs=0,
         logit_bias={3: 1.5},
         stop=["x"],
         structured_outputs=StructuredOutputsParams(regex="[ab]+"),
@@ -293,6 +294,7 @@ FULL = SavedRequest(
             seed=2**63 - 1,
             output_token_ids=(4,),
             output_logprobs=(TokenLogprobs((4, 1), (-0.5, -1.0), 1),),
+            prompt_logprobs=(TokenLogprobs((2,), (-2.5,), 4),),
             finish_reason=FinishReason.STOP,
             stop_reason="x",
         ),
@@ -331,6 +333,13 @@ def test_anything_else_is_refused_with_what_is_wrong() -> None:
 async def test_what_another_model_began_is_refused(autojump_clock: MockClock) -> None:
     answer = SavedAnswer(seed=1, output_token_ids=(VOCAB,))
     plain = SavedRequest(request_id="r", prompt_token_ids=(1,), params=SamplingParams(), answers=(answer,))
+    asking = attrs.evolve(plain, prompt_token_ids=(3, 1, 2), params=SamplingParams(prompt_logprobs=0))
+
+    def told(*token_ids: int) -> SavedAnswer:
+        return SavedAnswer(
+            seed=1, prompt_logprobs=tuple(TokenLogprobs((one,), (-1.0,), 1) for one in token_ids)
+        )
+
     async with fake_engine() as engine:
         for wrong, problem in (
             (attrs.evolve(snapshot_of(), vocab_size=3), "Fake with 50 tokens; got Fake with 3"),
@@ -346,6 +355,9 @@ async def test_what_another_model_began_is_refused(autojump_clock: MockClock) ->
                 ),
                 "must have logprobs for 1 tokens; got 0",
             ),
+            (snapshot_of(attrs.evolve(asking, answers=(told(1),))), "prompt logprobs for 2 tokens; got 1"),
+            (snapshot_of(attrs.evolve(asking, answers=(told(1, 1),))), "the chosen one first"),
+            (snapshot_of(attrs.evolve(plain, answers=(told(2),))), "prompt logprobs for 0 tokens; got 1"),
         ):
             with pytest.raises(SnapshotError, match=problem):
                 engine.resume(wrong)

@@ -82,18 +82,21 @@ class WatchedAdapters(AdapterRegistry):
         self.world.reach_adapter("adapter.read", folder)
         return self.world.folders.digest(folder)
 
-    async def resolve(self, request: LoRARequest, *, is_registered: bool = False) -> Adapter:
+    async def resolve(
+        self, request: LoRARequest, *, is_registered: bool = False, digest: str | None = None
+    ) -> Adapter:
         folders, name = self.world.folders, request.lora_name
         known = folders.numbers if request.load_inplace else folders.loaded
         least = known.get(name, 0)
-        adapter = await super().resolve(request, is_registered=is_registered)
+        adapter = await super().resolve(request, is_registered=is_registered, digest=digest)
         number = number_of(adapter.digest)
         self.world.note(f"adapter {adapter.digest}")
         self.world.expect(
             adapter.name == name and least <= number <= folders.numbers[name],
             f"{name} has the contents {adapter.digest}, not {least} or later",
         )
-        folders.loaded[name] = max(number, folders.loaded.get(name, 0))
+        if adapter in self.adapters:  # that of a resumed request may be of other contents than the name's
+            folders.loaded[name] = max(number, folders.loaded.get(name, 0))
         return adapter
 
 

@@ -83,9 +83,9 @@ def _does_not_start(patch: pytest.MonkeyPatch) -> None:
 def _not_reloaded(patch: pytest.MonkeyPatch) -> None:
     resolve = AdapterRegistry.resolve
 
-    async def mutated(self: AdapterRegistry, request: LoRARequest) -> Any:
+    async def mutated(self: AdapterRegistry, request: LoRARequest, **options: Any) -> Any:
         kept = LoRARequest(request.lora_name, request.lora_int_id, request.lora_path)
-        return await resolve(self, kept)
+        return await resolve(self, kept, **options)
 
     patch.setattr(AdapterRegistry, "resolve", mutated)
 
@@ -94,9 +94,9 @@ def _not_reloaded(patch: pytest.MonkeyPatch) -> None:
 def _answered_by_another(patch: pytest.MonkeyPatch) -> None:
     load = AdapterRegistry._load
 
-    async def mutated(self: AdapterRegistry, request: LoRARequest) -> Any:
+    async def mutated(self: AdapterRegistry, request: LoRARequest, **options: Any) -> Any:
         try:
-            return await load(self, request)
+            return await load(self, request, **options)
         except AdapterError:
             if (other := next(iter(self.adapters), None)) is None:
                 raise

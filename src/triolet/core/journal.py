@@ -55,6 +55,7 @@ class JournalEntry:
     num_preemptions: int = 0
     num_moved_tokens: int = 0  # tokens that it had when it moved to another replica
     weight_version: int = 0  # of the weights that computed the newest token
+    prompt_weight_version: int = 0  # of those that computed the log-probabilities of the prompt
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -104,8 +105,16 @@ class JournalEntry:
         """True if the result of a pooled request is complete."""
         return bool(self.pooled) and self.pooled[-1].is_last
 
-    def add_prompt_logprobs(self, share: PromptLogprobs) -> None:
-        """Append the log-probabilities of a step."""
+    def add_prompt_logprobs(self, share: PromptLogprobs, weight_version: int) -> None:
+        """Append the log-probabilities of a step.
+
+        Args:
+            weight_version: of the weights that computed them.
+        """
+        # Other weights compute the prompt again from its beginning: those of two models are not mixed.
+        if weight_version != self.prompt_weight_version:
+            self.prompt_logprobs.clear()
+            self.prompt_weight_version = weight_version
         # After a preemption the prompt is computed again: positions that are known already are skipped.
         self.prompt_logprobs += share.logprobs[len(self.prompt_logprobs) + 1 - share.start :]
 

@@ -23,7 +23,7 @@ from triolet.core.request.param_validation import refuse
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.prompt import Prompt
 from triolet.core.request.tokenizer_interface import TokenizerInterface
-from triolet.errors import RequestFailed, WrongEventLoop
+from triolet.errors import PromptTooLong, RequestFailed, WrongEventLoop
 
 
 class Completes(Protocol):
@@ -101,7 +101,11 @@ async def _search(
         if not beams.live:
             break
         prompts = [beam.tokens for beam in beams.live]
-        beams.advance([_choices(output) for output in await _complete_all(engine, prompts, asked, arguments)])
+        try:
+            outputs = await _complete_all(engine, prompts, asked, arguments)
+        except PromptTooLong:  # the virtual tokens of a prompt adapter take places, too
+            break
+        beams.advance(list(map(_choices, outputs)))
     tokenizer, is_plain = engine.tokenizer, params.skip_special_tokens
     decoded = [
         attrs.evolve(

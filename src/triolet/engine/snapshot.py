@@ -93,6 +93,8 @@ def _saved_answer(entry: JournalEntry) -> SavedAnswer:
         seed=entry.request.seed,
         output_token_ids=tuple(entry.output_token_ids),
         output_logprobs=tuple(entry.output_logprobs),
+        # An answer that has ended is not computed again, and only the first one has them.
+        prompt_logprobs=() if entry.wants_prompt_logprobs else tuple(entry.prompt_logprobs),
         finish_reason=entry.finish_reason,
         stop_reason=entry.stop_reason,
     )
@@ -135,7 +137,16 @@ def _check_answer(saved: SavedRequest, answer: SavedAnswer, vocab_size: int) -> 
         raise SnapshotError(
             f"request {shown(saved.request_id)} must have logprobs for {num_tokens} tokens; got {num_logprobs}"
         )
-    for token_id, position in zip(answer.output_token_ids, answer.output_logprobs, strict=False):
+    num_wanted = 0 if saved.params.prompt_logprobs is None else len(saved.prompt_token_ids) - 1
+    if (num_given := len(answer.prompt_logprobs)) not in (0, num_wanted):
+        raise SnapshotError(
+            f"request {shown(saved.request_id)} must have prompt logprobs for {num_wanted} tokens; got {num_given}"
+        )
+    positions = (
+        *zip(answer.output_token_ids, answer.output_logprobs, strict=False),
+        *zip(saved.prompt_token_ids[1:], answer.prompt_logprobs, strict=False),
+    )
+    for token_id, position in positions:
         is_one_each = len(position.token_ids) == len(position.logprobs)
         is_known = all(0 <= named < vocab_size for named in position.token_ids)
         if not is_one_each or not is_known or position.token_ids[:1] != (token_id,):
@@ -171,8 +182,8 @@ def resumed(saved: SavedRequest) -> Submission:
     """Return a submission that goes on with a saved request; its remaining time runs from now."""
     now_s = trio.current_time()
     return Submission(
-        # By its ids, so that it is not tokenized a second time.
-        prompt=ParsedPrompt(token_ids=saved.prompt_token_ids, content=None),
+        # By its ids, so that it is not tokenized a second time; the text says whether it ends amid reasoning.
+        prompt=ParsedPrompt(token_ids=saved.prompt_token_ids, content=None, text=saved.prompt),
         params=saved.params,
         request_id=saved.request_id,
         priority=saved.priority,
@@ -201,6 +212,7 @@ def fill_in(journal: Journal, entry: JournalEntry, saved: SavedAnswer) -> None:
     """Set the saved answer in an entry that has just been opened."""
     entry.output_token_ids += saved.output_token_ids
     entry.output_logprobs += saved.output_logprobs
+    entry.prompt_logprobs += saved.prompt_logprobs
     if saved.finish_reason is not None:
         entry.finish(saved.finish_reason, saved.stop_reason)
         journal.close(entry)

@@ -256,7 +256,8 @@ class RequestPreparation:
         await trio.lowlevel.checkpoint()
         adapter = None
         if submission.lora is not None:
-            adapter = await self._adapters.resolve(submission.lora)
+            digest = None if submission.saved is None else submission.saved.adapter
+            adapter = await self._adapters.resolve(submission.lora, digest=digest)
             if submission.saved is not None and submission.saved.adapter != adapter.digest:
                 raise SnapshotError(
                     f"request {shown(submission.request_id)} was answered by other contents of adapter "
@@ -310,7 +311,8 @@ class RequestPreparation:
                 field="prompt_logprobs",
                 got=params.prompt_logprobs,
             )
-        soft_prompt = await self._prompt_adapters.resolve(wanted)
+        digest = None if submission.saved is None else submission.saved.adapter
+        soft_prompt = await self._prompt_adapters.resolve(wanted, digest=digest)
         if submission.saved is not None and submission.saved.adapter != soft_prompt.digest:
             raise SnapshotError(
                 f"request {shown(submission.request_id)} was answered by other contents of prompt adapter "

@@ -44,6 +44,8 @@ class SavedAnswer:
     seed: int = attrs.field(validator=_is_int64)  # of the sampling noise
     output_token_ids: tuple[int, ...] = ()  # the answer so far
     output_logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if they were asked for
+    # Of the prompt from its second token on, if they were asked for: of the first answer, once all are known.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     # Set if this answer has ended while another one to the same prompt has not.
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # likewise

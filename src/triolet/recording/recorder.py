@@ -50,6 +50,7 @@ LAST_DIGEST_S: Final = 2.0
 # Fields that answers depend on, and limits that a request was checked against.
 FIELDS: Final = (
     *("model", "tokenizer", "chat_template", "revision", "dtype", "convert", "quantization", "device"),
+    "kv_cache_dtype",
     "max_model_len",
     *("max_logprobs", "max_n", "max_stop_strings", "max_logit_bias", "max_bad_words", "max_grammar_bytes"),
     *("tool_parser", "reasoning_parser", "allow_special_tokens"),

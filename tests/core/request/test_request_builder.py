@@ -511,8 +511,12 @@ def test_the_format_of_reasoning_is_that_of_the_template_unless_it_is_named() ->
         ("</think><think>", "qwen3", True),
         ("<think>a</think>b", "qwen3", False),
         ("hi", "deepseek_r1", True),
-        ("<think>" + "a" * 57, "qwen3", True),  # the mark is within the last 64 tokens
-        ("<think>" + "a" * 58, "qwen3", False),
+        ("<think>" + "a" * 57, "qwen3", True),
+        ("<think>" + "a" * 58, "qwen3", True),  # the mark begins before the last 64 tokens
+        ("<think>" + "a" * 5000, "qwen3", True),
+        ("<think></think>" + "a" * 5000, "qwen3", False),
+        ("<think>a</think><|user|>" + "a" * 5000, "deepseek_r1", True),  # the reasoning of an earlier turn
+        ("a" * 5000, "qwen3", False),
     ],
 )
 def test_reasoning_is_open_if_the_end_of_the_prompt_opens_it_or_it_always_is(
@@ -583,8 +587,9 @@ def test_reasoning_in_messages_ends_with_the_header_of_the_final_one() -> None:
         freeing_token_ids=((5, 6), (5, 9)),
     )
     assert found == Constraint(grammar=GRAMMAR, thinking=thinking)
-    behind = constrained(IN_FINAL, None, parser="gpt_oss", structured_outputs=GRAMMAR)
-    assert behind == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
+    for final in (IN_FINAL, IN_FINAL + "o" * 500):
+        behind = constrained(final, None, parser="gpt_oss", structured_outputs=GRAMMAR)
+        assert behind == ([GRAMMAR], Constraint(grammar=GRAMMAR, thinking=None))
 
 
 def test_a_form_of_reasoning_and_answer_together_begins_with_the_answer() -> None:
@@ -597,6 +602,7 @@ def test_a_form_of_reasoning_and_answer_together_begins_with_the_answer() -> Non
     [
         ("hi", {"thinking_token_budget": 5}, "thinking_token_budget"),
         (IN_FINAL, {}, "continue_final_message"),
+        (IN_FINAL + "o" * 500, {}, "continue_final_message"),
     ],
 )
 def test_what_a_form_of_reasoning_and_answer_together_leaves_no_room_for_is_refused(

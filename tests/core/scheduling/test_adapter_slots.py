@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
+import attrs
 import pytest
 
 from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.journal import Journal
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.lora import Adapter
 from triolet.core.scheduling.adapter_slots import MAX_WAIT_S, AdapterSlots, adapter_of
 from triolet.core.scheduling.sequence import Sequence
-from triolet.core.step_plan import AdapterStart, RowFailure, StepResult
+from triolet.core.step_plan import AdapterStart, RowFailure, StepPlan, StepResult
 
 
 def adapter(name: str) -> Adapter:
@@ -72,6 +77,98 @@ def test_an_adapter_gets_a_slot_in_time_although_another_is_asked_for_all_the_ti
     there.now_s += MAX_WAIT_S / 2
     assert names(there) == {"y"}
     assert names(there) == {"x", "z"}
+
+
+def test_the_row_of_an_adapter_that_makes_way_is_taken_by_the_one_that_waited() -> None:
+    there = Stage(max_adapters=1, max_num_batched_tokens=64, num_blocks=64, max_num_seqs=2)
+    there.add("x", 3, adapter=adapter("x"))
+    there.add("plain", 3)
+    assert names(there) == {"x", "plain"}
+    there.add("earlier", 3, max_tokens=1)
+    there.add("y", 3, max_tokens=1, adapter=adapter("y"))
+    assert names(there) == {"x", "plain"}
+    there.now_s += MAX_WAIT_S
+    assert names(there) == {"y", "plain"}
+    assert names(there) == {"x", "plain"}  # at its old place
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_adapters_take_turns_also_where_the_policy_keeps_one_of_them_waiting(is_async: bool) -> None:
+    there = Stage(
+        policy="fair",
+        fair_ttft_factor=2.0,
+        max_adapters=1,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        num_blocks=600,
+        max_model_len=600,
+        async_scheduling=is_async,
+    )
+    in_flight: list[StepPlan] = []
+
+    def computed(seconds: float) -> Counter[str]:
+        """Rows of the steps of some time, in which each row takes a hundredth of a second."""
+        found, until_s = Counter[str](), there.now_s + seconds
+        while there.now_s < until_s:
+            while there.scheduler.may_plan and (plan := there.begin()) is not None:
+                found.update(name for name, _, _ in there.shares(plan))
+                in_flight.append(plan)
+            done = in_flight.pop(0)
+            elapsed_s = 0.01 + 0.01 * len(done.rows)
+            there.now_s += elapsed_s
+            there.scheduler.apply(attrs.evolve(there.result(done), elapsed_s=elapsed_s), there.now_s)
+        return found
+
+    for number in range(12):  # so many that they fill the time that is theirs beside a client with few
+        there.add(f"many {number}", 3, max_tokens=500, client="many")
+        computed(0.05)
+    there.add("x", 3, max_tokens=500, client="few", adapter=adapter("x"))
+    computed(1.0)
+    there.add("y", 3, max_tokens=500, client="many", adapter=adapter("y"))
+    turns = [computed(MAX_WAIT_S) for _ in range(6)]
+    assert all(turn["x"] + turn["y"] > 10 for turn in turns)  # the slot is always used
+    assert min(sum(turn[name] for turn in turns) for name in "xy") > 30
+
+
+def test_no_adapter_makes_way_for_requests_that_a_pause_holds_back() -> None:
+    there = stage(1)
+    first = there.add("x", 3, max_tokens=4, adapter=adapter("x"))
+    assert names(there) == {"x"}
+    there.add("y", 3, max_tokens=1, adapter=adapter("y"))
+    there.scheduler.last_serial = first.serial
+    for _ in range(3):
+        there.now_s += 2 * MAX_WAIT_S
+        assert names(there) == {"x"}  # which the pause waits for
+    assert first.finish_reason is not None
+    assert names(there) == set()
+    there.scheduler.last_serial = math.inf
+    assert names(there) == {"y"}
+
+
+def test_no_adapter_makes_way_for_requests_that_wait_for_the_end_of_a_bisection() -> None:
+    there = stage(1)
+    first, second = there.add("x", 3, adapter=adapter("x")), there.add("y", 3, adapter=adapter("y"))
+    bisection = there.scheduler.recovery.poison_bisection
+    for _ in range(2):
+        bisection.step_failed({first.serial: 30, second.serial: 30}, num_rows=2)
+    assert (bisection.may_run(first.serial), bisection.may_run(second.serial)) == (True, False)
+    for _ in range(3):
+        assert names(there) == {"x"}
+        there.now_s += 2 * MAX_WAIT_S
+
+
+def test_no_adapter_makes_way_for_a_request_whose_mask_is_not_there() -> None:
+    there = stage(1)
+    there.add("x", 3, adapter=adapter("x"))
+    assert names(there) == {"x"}
+    bound = there.add("y", 3, adapter=adapter("y"), constraint=Constraint())
+    for _ in range(2):
+        there.now_s += 2 * MAX_WAIT_S
+        assert names(there) == {"x"}
+    there.scheduler.guide(bound.serial, TokenMask(0))
+    assert names(there) == {"x"}  # its wait begins
+    there.now_s += MAX_WAIT_S
+    assert names(there) == {"y"}
 
 
 @pytest.mark.parametrize("has_left", [False, True])

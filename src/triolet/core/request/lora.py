@@ -180,6 +180,15 @@ class AdapterTable:
         self._adapters.move_to_end(number)
         return adapter
 
+    def has_others(self, request: LoRARequest, digest: str) -> bool:
+        """Return True if the name or the number of a request belongs to another adapter, or to other contents."""
+        wanted = (request.lora_int_id, request.lora_name, digest)
+        return any(
+            wanted[0] == one.int_id or wanted[1] == one.name
+            for one in self._adapters.values()
+            if (one.int_id, one.name, one.digest) != wanted
+        )
+
     def add(self, adapter: Adapter) -> None:
         """Enter an adapter that was read; the one that was not used for longest makes way, and its requests go on.
 

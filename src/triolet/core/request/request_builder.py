@@ -39,7 +39,7 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import TemplateOwner, reasoning_parser_named
 from triolet.core.tools.harmony import opens_final
-from triolet.core.tools.reasoning import REASONING_FORMATS, ReasoningState
+from triolet.core.tools.reasoning import HARMONY, REASONING_FORMATS, ReasoningFormat, ReasoningState
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
 MAX_PROMPT_ENTRIES = 2**22
@@ -109,7 +109,7 @@ class RequestLimits:
 Need = Tokenize | StructuredOutputsParams
 """Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
 
-TAIL_TOKENS = 64  # of a prompt: enough for the mark that begins reasoning, and what templates put after it
+TAIL_TOKENS = 64  # of a prompt: mostly enough for the mark that begins reasoning, and what comes after it
 NEVER = float("inf")
 
 
@@ -302,7 +302,7 @@ class RequestBuilder:
                 field="thinking_token_budget",
                 got=budget,
             )
-        if opens_final(self._text_of(prompt)):
+        if opens_final(self._end_of(prompt, REASONING_FORMATS[HARMONY])):
             raise UnsupportedFeature(
                 "continue_final_message must be false beside calls of tools that follow their schemas: with this model "
                 "(tool_parser) their form is that of a whole answer",
@@ -310,12 +310,17 @@ class RequestBuilder:
                 got=True,
             )
 
-    def _text_of(self, prompt: Tokenized) -> str:
-        """Return the text of a prompt, or of its end."""
-        tokenizer = self.model.tokenizer
+    def _end_of(self, prompt: Tokenized, marks: ReasoningFormat) -> str:
+        """Return the text of a prompt, or of its end, as much as decides whether it ends amid reasoning."""
+        tokenizer, token_ids = self.model.tokenizer, prompt.token_ids
         if prompt.text is not None or tokenizer is None:
             return prompt.text or ""
-        return tokenizer.decode(prompt.token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        num_tokens = TAIL_TOKENS
+        while True:
+            text = tokenizer.decode(token_ids[-num_tokens:], skip_special_tokens=False)
+            if num_tokens >= len(token_ids) or marks.is_decided_by(text):
+                return text
+            num_tokens *= 4
 
     def _thinking_rules(
         self, budget: int | None, prompt: Tokenized, *, is_bound: bool
@@ -337,7 +342,7 @@ class RequestBuilder:
                 "structured_outputs and thinking_token_budget must be None: the model has no tokenizer",
                 field="thinking_token_budget" if budget is not None else "structured_outputs",
             )
-        state = marks.state_after(self._text_of(prompt))
+        state = marks.state_after(self._end_of(prompt, marks))
         if state is ReasoningState.BEHIND:  # such as of a template that was told not to let the model think
             return None
         is_open = state is ReasoningState.INSIDE

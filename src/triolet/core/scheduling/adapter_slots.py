@@ -6,7 +6,9 @@ waiting request for which there is no slot is passed over, and others overtake i
 
 That alone could starve it: as long as requests for the adapters in the slots arrive, no slot becomes free. So when an
 adapter has waited for `MAX_WAIT_S`, the slot that was taken first is cleared for it: its running requests are preempted
-and wait at their old places. Every adapter thus waits at most `MAX_WAIT_S` for each one that waited before it.
+and wait at their old places. A request with the adapter is then admitted before all others, whose turn may be earlier:
+until it is, the slot is of use to none. Every adapter thus waits at most `MAX_WAIT_S` for each one that waited before
+it.
 
 All of this can be lost: a scheduler that is built anew begins with empty slots, as its runner does, and its plans fill
 them again.
@@ -83,6 +85,12 @@ class AdapterSlots:
         return victim
 
     @property
+    def reserved(self) -> str | None:
+        """Digest of the adapter that a free slot is kept for in the step that is planned; None if there is none."""
+        is_kept = self._has_free_slot and self._reserved not in self._taken_s
+        return self._reserved if is_kept else None
+
+    @property
     def _has_free_slot(self) -> bool:
         return len(self._taken_s) < self._num_slots
 
@@ -91,8 +99,7 @@ class AdapterSlots:
         if adapter.digest in self._taken_s:
             return True
         num_free = self._num_slots - len(self._taken_s)
-        is_kept = self._reserved not in (None, adapter.digest) and self._reserved not in self._taken_s
-        return num_free > (1 if is_kept else 0)
+        return num_free > (0 if self.reserved in (None, adapter.digest) else 1)
 
     def take(self, adapter: Adapter) -> int:
         """Return the slot of an adapter that `may_start`; its request is admitted."""

@@ -387,7 +387,7 @@ class Scheduler:
                     tokens.append(row)
                 case PromptLogprobs():
                     if (prompted := self._queues.by_epoch.get(row.epoch)) is not None:
-                        prompted.entry.add_prompt_logprobs(row)
+                        prompted.entry.add_prompt_logprobs(row, self.journal.weight_version)
                 case RowFailure():
                     failures[row.epoch] = row
                 case PooledVectors():

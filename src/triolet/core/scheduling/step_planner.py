@@ -26,7 +26,7 @@ and whether a waiting request may take the row of a running one. Such requests a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import attrs
 
@@ -219,6 +219,12 @@ def _missing(scheduled: Collection[Sequence], num_steps: int, block_size: int, n
     return [max(0, sequence.num_missing_blocks(num_steps, block_size, num_groups)) for sequence in scheduled]
 
 
+def _digest_of(sequence: Sequence) -> str | None:
+    """Return the digest of a request's adapter; None without one."""
+    adapter = adapter_of(sequence)
+    return None if adapter is None else adapter.digest
+
+
 @attrs.define(kw_only=True, eq=False)
 class StepPlanner:
     """Planner of the steps of one scheduler."""
@@ -251,7 +257,8 @@ class StepPlanner:
         if self.adapters is not None:
             self._clear_slot(self.adapters, now_s)
         self._begin_step(now_s)
-        budget = self._admit_overtaking(self._budget(), now_s)
+        budget = self._admit_for_slot(self._budget(), now_s)
+        budget = self._admit_overtaking(budget, now_s)
         budget, preempted = self._schedule_running(budget)
         if not preempted:
             budget = self._admit(budget, now_s)
@@ -268,9 +275,10 @@ class StepPlanner:
         if len(running) > self._max_rows or not all(may_run(sequence.entry.serial) for sequence in running):
             return None
         if self.adapters is not None:
-            waiting = self.queues.waiting
-            if self.adapters.begin_step(running, waiting, now_s, may_preempt=False) is not None:
-                return None
+            waiting = self._waiting_for_slots
+            victim = self.adapters.begin_step(running, waiting, now_s, may_preempt=False)
+            if victim is not None or self._first_for_slot is not None:
+                return None  # what is admitted first must not find the step's time taken
         self._begin_step(now_s, is_ahead=True)
         if self.budget.has_room:
             pair = self.queues.waiting.overtaking(running, self.may_be_admitted)
@@ -342,14 +350,39 @@ class StepPlanner:
         while len(running) > self._max_rows:
             self.queues.preempt(running[-1])
 
+    @property
+    def _waiting_for_slots(self) -> Iterator[Sequence]:
+        # Not those that could not take a slot: no other request would be computed while it is kept for them.
+        return filter(self._may_run, self.queues.waiting)
+
     def _clear_slot(self, adapters: AdapterSlots, now_s: float) -> None:
         """Preempt the requests of an adapter whose slot another one has waited for too long."""
-        digest = adapters.begin_step(self.queues.running, self.queues.waiting, now_s)
+        digest = adapters.begin_step(self.queues.running, self._waiting_for_slots, now_s)
         if digest is None:
             return
         for sequence in tuple(self.queues.running):
-            if (adapter := adapter_of(sequence)) is not None and adapter.digest == digest:
+            if _digest_of(sequence) == digest:
                 self.queues.preempt(sequence)
+
+    @property
+    def _first_for_slot(self) -> Sequence | None:
+        """The first waiting request with the adapter for which a slot is kept; None if there is none."""
+        digest = None if self.adapters is None else self.adapters.reserved
+        if digest is None:
+            return None
+        wanted = (one for one in self.queues.waiting if _digest_of(one) == digest)
+        return next(filter(self.may_be_admitted, wanted), None)
+
+    def _admit_for_slot(self, budget: int, now_s: float) -> int:
+        """Admit the request for which a slot is kept, although the policy may let others go first.
+
+        Returns:
+            The rest of the budget.
+        """
+        if (sequence := self._first_for_slot) is None:
+            return budget
+        spare = budget - sum(other.is_unserved for other in self.queues.running)
+        return budget - self._admit_waiting(sequence, spare, now_s)
 
     @property
     def _max_rows(self) -> int:
@@ -359,11 +392,17 @@ class StepPlanner:
 
     def may_be_admitted(self, sequence: Sequence) -> bool:
         """Return False if a rule defers a request: an awaited mask, prefix or adapter slot, a pause, or a bisection."""
+        if not self._may_run(sequence) or sequence.entry.serial in self._underway.held:
+            return False
+        adapter = None if self.adapters is None else adapter_of(sequence)
+        return adapter is None or self.adapters is None or self.adapters.may_start(adapter)
+
+    def _may_run(self, sequence: Sequence) -> bool:
+        """Return False for a request that an awaited mask, a pause or a bisection keeps from every step now."""
         entry = sequence.entry
-        is_held = entry.awaits_mask or entry.serial in self._underway.held or entry.serial > self.last_serial
-        if self.adapters is not None and (adapter := adapter_of(sequence)) is not None:
-            is_held = is_held or not self.adapters.may_start(adapter)
-        return not is_held and self.recovery.poison_bisection.may_run(entry.serial)
+        if entry.awaits_mask or entry.serial > self.last_serial:
+            return False
+        return self.recovery.poison_bisection.may_run(entry.serial)
 
     def _admit_overtaking(self, budget: int, now_s: float) -> int:
         """Admit the requests that may take the row of a running one.

@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from triolet.core.tools.events import AnswerEvent, ReasoningPiece, TextPiece
-from triolet.core.tools.harmony import CHANNEL, ENDINGS, MESSAGE, PROMPTED, opens_final
+from triolet.core.tools.harmony import CHANNEL, ENDINGS, MESSAGE, PROMPTED, START, opens_final
 from triolet.core.tools.scanning import WHITESPACE, split_at_marker
 
 _TURN_MARK = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
@@ -62,6 +62,10 @@ class ReasoningFormat:
         # The pattern does not know the turn marks of all templates: the reasoning may be that of an earlier turn.
         return ReasoningState.BEHIND if is_last or self.is_implied else ReasoningState.BEFORE
 
+    def is_decided_by(self, end: str) -> bool:
+        """Return True if `state_after` is the same for every prompt with this end."""
+        return any(mark in end for mark in self.marks) or _TURN_MARK.search(end) is not None
+
 
 @attrs.frozen
 class HarmonyReasoning(ReasoningFormat):
@@ -69,6 +73,9 @@ class HarmonyReasoning(ReasoningFormat):
 
     def state_after(self, prompt: str) -> ReasoningState:
         return ReasoningState.BEHIND if opens_final(prompt) else ReasoningState.INSIDE
+
+    def is_decided_by(self, end: str) -> bool:
+        return START in end
 
 
 HARMONY: Final = "gpt_oss"
