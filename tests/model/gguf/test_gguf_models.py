@@ -383,6 +383,18 @@ def test_the_log_says_what_becomes_of_the_weights(tmp_path: Path, caplog: pytest
         assert "its weights, Q8_0, are converted to torch.bfloat16 and then int8" in caplog.text
 
 
+def test_the_log_counts_the_matrices_of_experts_that_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled()
+    folder = model_of("qwen3-moe", tmp_path, moe_intermediate_size=64)
+    path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    with caplog.at_level("INFO", "triolet.model.load"):
+        load_model(str(path))
+    # Routers are never quantised.
+    assert "its weights, Q8_0, are kept; F32, are converted to torch.bfloat16" in caplog.text
+
+
 @pytest.mark.parametrize("family", ["llama-plain", "qwen3"])
 def test_a_model_with_kept_weights_has_the_bits_of_the_converted_one(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -426,6 +438,31 @@ def test_progress_ends_with_the_bytes_of_the_files_tensors(tmp_path: Path) -> No
     assert reports[-1].done_bytes == reports[-1].total_bytes < path.stat().st_size
 
 
+@pytest.mark.parametrize(("number", "method"), [(None, "LAST"), (1, "MEAN"), (2, "CLS"), (3, "LAST")])
+def test_embeddings_are_made_of_the_tokens_that_the_file_names(
+    number: int | None, method: str, tmp_path: Path
+) -> None:
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        if number is not None:
+            writer.add_pooling_type(gguf.PoolingType(number))
+
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", metadata=metadata)
+    pooler = load_model(str(path), convert="embed").pooler
+    assert pooler is not None
+    assert pooler.info.method == method
+
+
+def test_a_way_to_make_embeddings_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = model_of("llama-plain", tmp_path)
+    path = write_gguf(
+        folder,
+        tmp_path / "model.gguf",
+        metadata=lambda writer: writer.add_pooling_type(gguf.PoolingType.RANK),
+    )
+    with pytest.raises(ModelFileError, match=r"llama\.pooling_type must be 1 \(mean\)"):
+        load_model(str(path), convert="embed")
+
+
 # ------------------------------------------------------------------------------------------- refused
 
 
@@ -437,6 +474,8 @@ def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
             name = f"llama.{key.replace('__', '.')}"
             writer.kv_data[0].pop(name, None)
             match value:
+                case bool():
+                    writer.add_bool(name, value)
                 case float():
                     writer.add_float32(name, value)
                 case str():
@@ -454,6 +493,7 @@ def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
     ("key", "value", "message"),
     [
         ("logit_scale", 2.0, "llama.logit_scale must be absent or zero; got 2.0"),
+        ("attention__causal", False, "llama.attention.causal must be true"),
         ("attention__value_length", 8, "llama.attention.value_length must be that of the keys"),
         ("rope__dimension_count", 8, "llama.rope.dimension_count must be the size of a head"),
         ("rope__scaling__type", "spiral", "rope.scaling.type must be one of none, linear, yarn, longrope"),
