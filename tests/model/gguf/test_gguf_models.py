@@ -383,18 +383,6 @@ def test_the_log_says_what_becomes_of_the_weights(tmp_path: Path, caplog: pytest
         assert "its weights, Q8_0, are converted to torch.bfloat16 and then int8" in caplog.text
 
 
-def test_the_log_counts_the_matrices_of_experts_that_are_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    compiled()
-    folder = model_of("qwen3-moe", tmp_path, moe_intermediate_size=64)
-    path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
-    with caplog.at_level("INFO", "triolet.model.load"):
-        load_model(str(path))
-    # Routers are never quantised.
-    assert "its weights, Q8_0, are kept; F32, are converted to torch.bfloat16" in caplog.text
-
-
 @pytest.mark.parametrize("family", ["llama-plain", "qwen3"])
 def test_a_model_with_kept_weights_has_the_bits_of_the_converted_one(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,6 @@ FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
-
 def with_index(writer: Writer) -> Writer:
     """The same layers with an index of groups that was never filled in."""
 

@@ -88,7 +88,8 @@ def _object(path: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file; empty if the file is missing or is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # not an error here: the code that needs the file reports it
+    # Not an error here: the code that needs the file reports it.
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -51,7 +51,7 @@ class GgufCheckpoint:
 
     tensors: dict[str, GgufSource]
     dtype: torch.dtype
-    kept: set[str] = attrs.field(factory=set, init=False)  # tensors of the file that were read as they are
+    kept: set[str] = attrs.field(factory=set, init=False)  # tensors that were read as they are stored
 
     def dtype_of(self, name: str) -> torch.dtype:
         return self.dtype
@@ -72,7 +72,7 @@ class GgufCheckpoint:
         rows = torch.from_numpy(data).view(source.shape[0], -1)
         if heads := source.num_permuted_heads:  # as in `read`, with whole rows of blocks
             rows = rows.view(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
-        self.kept.add(source.tensor.name)
+        self.kept.add(name)
         return BlockRows(kind, rows)
 
     def map_blocks(self, name: str) -> MappedRows | None:
@@ -90,7 +90,7 @@ class GgufCheckpoint:
             )
         except (OSError, ValueError) as error:
             raise ModelFileError(source.tensor.path, f"cannot be mapped: {error}") from error
-        self.kept.add(source.tensor.name)
+        self.kept.add(name)
         return MappedRows(kind, mapped.ctypes.data, mapped)
 
     def read(self, name: str, out: Tensor | None = None) -> Tensor:
