@@ -506,8 +506,10 @@ def test_an_early_folder_says_how_it_is_quantised_in_a_file_of_its_own(
 @pytest.mark.parametrize("part", ["k_zero_point", "v_zero_point", "q_scale"])
 def test_what_rounds_keys_and_values_is_no_part_of_the_model(part: str, tmp_path: Path) -> None:
     _, quantized = make_folders(tmp_path, "w4a16")
+    expected = PagedDriver(load_model(str(quantized)).model).once(list(range(40)))
     extra = {f"model.layers.0.self_attn.{part}": torch.zeros(1), f"{LAYER}.output_scale": torch.ones(1)}
-    load_model(str(edited(quantized, lambda tensors: tensors.update(extra))))
+    edited(quantized, lambda tensors: tensors.update(extra))
+    assert torch.equal(PagedDriver(load_model(str(quantized)).model).once(list(range(40))), expected)
 
 
 def test_int8_values_of_bitsandbytes_that_lie_in_tiles_are_refused(tmp_path: Path) -> None:
