@@ -432,7 +432,7 @@ def sigmoid_experts(fields: Fields, defaults: ExpertDefaults) -> MoeConfig:
     )
 
 
-_MOST_DRAFTING = 64
+_MOST_DRAFTING = 1024
 """Layers that draft tokens; models have one or a few."""
 
 
