@@ -57,6 +57,7 @@ from triolet.model.gguf.config import (
     open_checkpoint,
     read_decoder_config,
     read_gguf_defaults,
+    read_pooling_method,
     stored_dtype,
 )
 from triolet.model.gguf.file import GgufFile
@@ -230,6 +231,9 @@ def load_model(
             checkpoint = quantized = open_stacked_experts(stored, config, folder)
         elif config.get("quantization_config"):
             checkpoint = quantized = open_quantized(stored, config, folder)
+            if dtype == "auto" and _is_kept_in_bfloat16(parsed, quantized, torch_dtype, device):
+                torch_dtype = torch.bfloat16
+                logger.info("%s is of float16: in bfloat16 its integers are kept as they are", folder.name)
         if token_ids is not None:
             token_scores = read_token_scores(parsed, checkpoint, token_ids, torch.device(device))
         if family != architecture or (pooling is not None and _has_no_head(parsed, checkpoint)):
@@ -243,7 +247,10 @@ def load_model(
             quantization,
             on_progress,
             adapter_limits,
-            _CacheFolder(weights_cache, [*folder.glob("*.safetensors"), folder / "config.json"]),
+            _CacheFolder(
+                weights_cache,
+                [*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("quant*_config.json")],
+            ),
             calibration,
             kv_format,
         )
@@ -306,6 +313,14 @@ def _check_classifier_tokens(tokens: tuple[str, ...], convert: str, folder: Path
     if convert == "embed" or folder.is_file():
         where = "for a GGUF file" if folder.is_file() else "where convert is embed"
         raise ConfigError("classifier_from_token", f"left out {where}", tokens)
+
+
+def _is_kept_in_bfloat16(
+    parsed: DecoderConfig, quantized: QuantizedCheckpoint, dtype: torch.dtype, device: str
+) -> bool:
+    """Tell whether a CPU keeps the integers of a folder in bfloat16 that it would convert in the folder's float16."""
+    place = torch.device(device)
+    return dtype is torch.float16 and quantized.has_blocks and can_plan(parsed, torch.bfloat16, place)
 
 
 def _has_no_head(parsed: DecoderConfig, checkpoint: WeightSource) -> bool:
@@ -544,7 +559,7 @@ def _load_gguf(
     )
     pooler = None
     if convert == "embed":
-        pooling = PoolingConfig(tasks=(EMBED, TOKEN_EMBED))
+        pooling = PoolingConfig(tasks=(EMBED, TOKEN_EMBED), method=read_pooling_method(file))
         pooler = load_pooler(pooling, path, torch.device(device), model.spec.hidden_size)
     return LoadedFolder(
         model=model, folder=file.path, generation_defaults=defaults, adapters=adapters, pooler=pooler

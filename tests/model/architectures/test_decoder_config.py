@@ -303,6 +303,33 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
             "original_max_position_embeddings",
         ),
         ("MixtralForCausalLM", ModelFileError, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        (
+            "DeepseekV3ForCausalLM",
+            ModelFileError,
+            {"num_nextn_predict_layers": 2**31},
+            "num_nextn_predict_layers must be at most 1024",
+        ),
+        (
+            "Gemma3ForCausalLM",
+            ModelFileError,
+            {"query_pre_attn_scalar": 0},
+            "query_pre_attn_scalar must be greater",
+        ),
+        (
+            "LlamaForCausalLM",
+            ModelFileError,
+            {"num_hidden_layers": 10**400},
+            "num_hidden_layers must be at most",
+        ),
+        ("LlamaForCausalLM", ModelFileError, {"head_dim": 2**31}, "head_dim must be at most 65536"),
+        ("LlamaForCausalLM", ModelFileError, {"rope_theta": -1.0}, "rope_theta must be greater than 1"),
+        (
+            "LlamaForCausalLM",
+            ModelFileError,
+            {"rope_parameters": {"rope_type": "yarn", "factor": 1e308, "rope_theta": 1e4}},
+            "rope_parameters.factor must be at most 1048576",
+        ),
+        ("LlamaForCausalLM", ModelFileError, {"rope_theta": 10**400}, "rope_theta must be a number"),
         ("Qwen3MoeForCausalLM", ModelFileError, {"mlp_only_layers": ["one"]}, "mlp_only_layers"),
     ],
 )
@@ -334,8 +361,11 @@ def test_other_architectures_are_not_native() -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"{", "not JSON"), (b"[1]", "must hold a JSON object"), (b"\xff\xfe", "not JSON"), (b"", "not JSON")],
-)
+    [
+        (b"{", "not JSON"), (b"[1]", "must hold a JSON object"), (b"\xff\xfe", "not JSON"), (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"), (b"1" * 5000, "not JSON"),
+    ],
+)  # fmt: skip
 def test_a_config_that_is_no_json_object_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelFileError, match=problem) as caught:

@@ -44,3 +44,13 @@ def test_in_a_folder_with_a_single_file_and_an_index_the_single_file_counts(tmp_
     weight_map = {"a": "model-00001-of-00001.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert Checkpoint.open(tmp_path).read("a").tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_folder_with_several_files_and_no_index_is_refused_and_one_file_may_have_any_name(
+    tmp_path: Path,
+) -> None:
+    save_file({"a": torch.ones(3)}, tmp_path / "gptq_model-4bit-128g.safetensors")
+    assert Checkpoint.open(tmp_path).read("a").tolist() == [1.0, 1.0, 1.0]
+    save_file({"a": torch.zeros(3)}, tmp_path / "gptq_model-4bit-32g.safetensors")
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: is missing, and so is"):
+        Checkpoint.open(tmp_path)

@@ -353,7 +353,7 @@ def test_the_documentation_lists_the_architectures_types_and_pre_tokenizers_that
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     listed = {name for first, _ in rows for name in re.findall(r"`([^`]+)`", first)}
     refused = {name for first, what in rows if "refused" in what for name in re.findall(r"`([^`]+)`", first)}
-    supported = {kind.name for kind in TYPES.values()} | set(ARCHITECTURES) | {"gpt2", "llama"}
+    supported = {kind.name for kind in TYPES.values()} | set(ARCHITECTURES) | {"gpt2", "llama", "gemma4"}
     supported |= {HUGGINGFACE, "tokenizer.huggingface.json"}
     assert refused == set(REFUSED.values())
     assert listed == supported | refused

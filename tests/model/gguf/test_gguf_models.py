@@ -426,6 +426,31 @@ def test_progress_ends_with_the_bytes_of_the_files_tensors(tmp_path: Path) -> No
     assert reports[-1].done_bytes == reports[-1].total_bytes < path.stat().st_size
 
 
+@pytest.mark.parametrize(("number", "method"), [(None, "LAST"), (1, "MEAN"), (2, "CLS"), (3, "LAST")])
+def test_embeddings_are_made_of_the_tokens_that_the_file_names(
+    number: int | None, method: str, tmp_path: Path
+) -> None:
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        if number is not None:
+            writer.add_pooling_type(gguf.PoolingType(number))
+
+    path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", metadata=metadata)
+    pooler = load_model(str(path), convert="embed").pooler
+    assert pooler is not None
+    assert pooler.info.method == method
+
+
+def test_a_way_to_make_embeddings_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = model_of("llama-plain", tmp_path)
+    path = write_gguf(
+        folder,
+        tmp_path / "model.gguf",
+        metadata=lambda writer: writer.add_pooling_type(gguf.PoolingType.RANK),
+    )
+    with pytest.raises(ModelFileError, match=r"llama\.pooling_type must be 1 \(mean\)"):
+        load_model(str(path), convert="embed")
+
+
 # ------------------------------------------------------------------------------------------- refused
 
 
@@ -437,6 +462,8 @@ def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
             name = f"llama.{key.replace('__', '.')}"
             writer.kv_data[0].pop(name, None)
             match value:
+                case bool():
+                    writer.add_bool(name, value)
                 case float():
                     writer.add_float32(name, value)
                 case str():
@@ -454,6 +481,7 @@ def refused(tmp_path: Path, family: str = "llama-plain", **add: Any) -> str:
     ("key", "value", "message"),
     [
         ("logit_scale", 2.0, "llama.logit_scale must be absent or zero; got 2.0"),
+        ("attention__causal", False, "llama.attention.causal must be true"),
         ("attention__value_length", 8, "llama.attention.value_length must be that of the keys"),
         ("rope__dimension_count", 8, "llama.rope.dimension_count must be the size of a head"),
         ("rope__scaling__type", "spiral", "rope.scaling.type must be one of none, linear, yarn, longrope"),

@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -17,7 +18,8 @@ from transformers.convert_slow_tokenizer import generate_merges
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from tests.model.gguf.tiny_gguf import write_byte_tokenizer
-from tests.model.tiny import EOS_ID, write_tokenizer
+from tests.model.tiny import BOS_ID, EOS_ID, write_tokenizer
+from triolet.core.request.prompt import ChatPrompt
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import ModelFileError, UnsupportedModel
 from triolet.model.gguf.config import read_gguf_defaults
@@ -121,8 +123,9 @@ def of_transformers(pre: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "llama-bpe", "llama3", "qwen2", "deepseek-r1-qwen", "tekken", "gpt-4o"]
-)
+    "pre",
+    ["gpt-2", "llama-bpe", "llama3", "pixtral", "dbrx", "qwen2", "deepseek-r1-qwen", "megrez", "tekken", "gpt-4o"],
+)  # fmt: skip
 def test_byte_level_bpe_makes_the_tokens_of_transformers_own_conversion(pre: str, tmp_path: Path) -> None:
     ours = loaded(written(tmp_path / "model.gguf", lambda writer: add_byte_level(writer, pre)))
     theirs = of_transformers(pre)
@@ -174,7 +177,9 @@ def test_another_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
         writer.add_tokenizer_model("bert")
         writer.add_token_list(["a"])
 
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model must be gpt2 or llama; got 'bert'"):
+    with pytest.raises(
+        UnsupportedModel, match=r"tokenizer\.ggml\.model must be gpt2, .* or gemma4; got 'bert'"
+    ):
         load_tokenizer(written(tmp_path / "model.gguf", fill))
 
 
@@ -233,6 +238,8 @@ LLAMA_3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_2 = LLAMA_3.replace("{1,3}", "")
+SEED_CODER = LLAMA_3.replace("{1,3}", "{1}").replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+")
 
 
 def original_byte_level(pre: str) -> Tokenizer:
@@ -243,6 +250,19 @@ def original_byte_level(pre: str) -> Tokenizer:
     made = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     if pre == "gpt-2":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    elif pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        made.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    elif pre == "deepseek-coder":
+        cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in DEEPSEEK_CODER]
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, digits, byte_level])
+    elif pre == "seed-coder":
+        split = pre_tokenizers.Split(Regex(SEED_CODER), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     else:
         split = pre_tokenizers.Split(Regex(LLAMA_3 if pre == "llama-bpe" else QWEN_2), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -268,7 +288,9 @@ def original_sentencepiece() -> Tokenizer:
     return made
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe", "qwen2", "sentencepiece"])
+@pytest.mark.parametrize(
+    "kind", ["gpt-2", "llama-bpe", "qwen2", "smollm", "seed-coder", "deepseek-coder", "sentencepiece"]
+)
 def test_5000_texts_get_the_tokens_of_the_original_and_come_back(kind: str, tmp_path: Path) -> None:
     is_byte_level = kind != "sentencepiece"
     fill = partial(add_byte_level, pre=kind) if is_byte_level else add_sentencepiece
@@ -351,6 +373,18 @@ def test_sentencepiece_makes_the_tokens_of_its_definition(prefix: bool, tmp_path
         assert ours.decode(ids, skip_special_tokens=False) == text
 
 
+def test_the_text_of_a_token_that_begins_prompts_may_be_any(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        write_byte_tokenizer(writer)
+        tokens = writer.kv_data[0].pop("tokenizer.ggml.tokens").value
+        writer.add_token_list([*tokens[:BOS_ID], "<bos:1>", *tokens[BOS_ID + 1 :]])
+        writer.kv_data[0].pop("tokenizer.ggml.add_bos_token")
+        writer.add_add_bos_token(True)
+
+    ours = loaded(written(tmp_path / "model.gguf", fill))
+    assert ids_of(ours, "a", special=True) == [BOS_ID, *ids_of(ours, "a")]
+
+
 def test_sentencepiece_begins_texts_with_bos_and_keeps_special_tokens_whole(tmp_path: Path) -> None:
     ours = loaded(written(tmp_path / "model.gguf", add_sentencepiece))
     assert ids_of(ours, "a", special=True) == [1, *by_definition("a")]
@@ -370,6 +404,46 @@ def test_phi_3_takes_white_space_after_a_mark_for_a_part_of_it(tmp_path: Path) -
     assert ids_of(phi, "<s>\na") == ids_of(llama, "<s>\na")
 
 
+def test_the_vocabulary_of_gemma_4_makes_the_tokens_of_transformers_own_conversion(tmp_path: Path) -> None:
+    tokens, scores, types = sentencepiece()
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = generate_merges(vocabulary, dict(zip(tokens[259:], scores[259:], strict=True)))
+    merges = [" ".join(pair) for pair in pairs]
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        # Its converter writes scores that mean nothing, and no name of a pre-tokenizer.
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(list(tokens))
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types(list(types))
+        writer.add_token_merges(merges)
+        writer.add_bos_token_id(1)
+        writer.add_add_bos_token(True)
+
+    ours = loaded(written(tmp_path / "model.gguf", fill))
+    described = {
+        "tokenizer_type": "gemma4", "tokens": list(tokens), "merges": merges, "token_type": list(types)
+    }  # fmt: skip
+    theirs = convert_gguf_tokenizer("gemma4", described)[0]
+    for text in texts():
+        ids = ids_of(ours, text)
+        assert ids == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+        assert ours.decode(ids, skip_special_tokens=False) == text
+    assert ids_of(ours, "a", special=True) == [1, *ids_of(ours, "a")]
+
+
+def test_chats_with_tools_have_the_template_that_the_file_has_for_them(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add_byte_level(writer, "llama-bpe")
+        templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}{{ bos_token }}"}
+        writer.add_chat_template([{"name": name, "template": text} for name, text in templates.items()])
+
+    ours = loaded(written(tmp_path / "model.gguf", fill))
+    chat = ChatPrompt(messages=[{"role": "user", "content": "Hi"}])
+    assert ours.render(chat) == "Hi"
+    assert ours.render(attrs.evolve(chat, tools=[{"name": "clock"}])) == "clock<s>"
+
+
 # ------------------------------------------------------------------------------- ends of answers
 
 
@@ -377,6 +451,27 @@ def test_answers_end_with_the_named_tokens_and_with_special_ones_that_end_a_turn
     path = written(tmp_path / "model.gguf", lambda writer: add_byte_level(writer, "qwen2"))
     count = len(byte_level_bpe()[0])
     assert read_gguf_defaults(GgufFile.open(path)).eos_token_ids == (count - 2, count - 1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        # The channels of gpt-oss: a message ends, and the answer goes on.
+        (["<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"], {2, 3, 4}),
+        (["<|user|>", "<|end|>", "<|endoftext|>"], {1, 2}),
+        (["<eos>", "<turn|>", "<|tool_response>", "<|tool_call>"], {0, 1, 2}),
+    ],
+    ids=["gpt-oss", "phi-3", "gemma-4"],
+)
+def test_the_end_of_a_message_is_the_end_of_an_answer_unless_others_are_that(
+    texts: list[str], ends: set[int], tmp_path: Path
+) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(texts)
+        writer.add_token_types([3] * len(texts))
+
+    found = read_gguf_defaults(GgufFile.open(written(tmp_path / "model.gguf", fill)))
+    assert set(found.eos_token_ids) == ends
 
 
 def test_recommended_sampling_becomes_the_default(tmp_path: Path) -> None:
@@ -412,6 +507,7 @@ def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
         (lambda writer: writer.add_string("tokenizer.ggml.tokens", "abc"), "tokenizer.ggml.tokens must be an array"),
         (lambda writer: writer.add_array("tokenizer.ggml.tokens", [1] * 261), "tokens must be an array of strings"),
         (lambda writer: writer.add_bool("tokenizer.ggml.tokens", True), "tokenizer.ggml.tokens must be an array"),
+        (lambda writer: writer.add_tokenizer_model("gemma4"), "tokenizer.ggml.merges is missing"),
     ],
 )  # fmt: skip
 def test_a_wrong_vocabulary_is_refused_by_key(change: Any, message: str, tmp_path: Path) -> None:

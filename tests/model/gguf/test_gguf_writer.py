@@ -192,6 +192,16 @@ def test_ends_of_answers_and_sampling_defaults_are_written(tmp_path: Path) -> No
     assert load_model(str(tmp_path / "ours.gguf")).generates
 
 
+def test_the_chat_template_for_tools_is_written(tmp_path: Path) -> None:
+    folder = model_of("llama-plain", tmp_path / "folder", with_tokenizer=True)
+    templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}"}
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    change_json(folder / "tokenizer_config.json", chat_template=named)
+    write_quantized(folder, tmp_path / "ours.gguf", "gguf:Q8_0", name="tiny")
+    found = loaded(tmp_path / "ours.gguf")
+    assert (found.template_source, found.tool_template_source) == tuple(templates.values())
+
+
 # -------------------------------------------------------------------------------------- the command
 
 

@@ -44,6 +44,17 @@ PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
+
+def with_index(writer: Writer) -> Writer:
+    """The same layers with an index of groups that was never filled in."""
+
+    def write(dice: np.random.Generator, num_out: int, num_in: int) -> writers.Written:
+        tensors, weight = writer(dice, num_out, num_in)
+        return {**tensors, "weight_g_idx": torch.full((num_in,), -1, dtype=torch.int32)}, weight
+
+    return write
+
+
 FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "gptq-4": (writers.gptq(4, 32), GPTQ),
     "gptq-4-rows": (writers.gptq(4, -1), {**GPTQ, "group_size": -1}),
@@ -52,10 +63,16 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "gptq-8": (writers.gptq(8, -1), {**GPTQ, "bits": 8, "group_size": -1}),
     "gptq-act-order": (writers.gptq(4, 32, act_order=True), {**GPTQ, "desc_act": True}),
     "gptq-v2": (writers.gptq(4, 32, version=2), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    "gptq-v2-new-name": (writers.gptq(4, 32, version=2), {**GPTQ, "format": "gptq_v2"}),
     "awq": (writers.awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
     "awq-rows": (writers.awq(-1), {"quant_method": "awq", "bits": 4, "group_size": -1, "version": "gemm"}),
     "w4a16": (writers.packed_quantized(4, 32), PACKED),
     "w4a16-asymmetric": (writers.packed_quantized(4, 16, symmetric=False), PACKED),
+    "w4a16-order-unset": (with_index(writers.packed_quantized(4, 32)), PACKED),
+    "w3a16": (
+        writers.packed_quantized(3, 32, symmetric=False),
+        {**PACKED, "config_groups": {"group_0": {"weights": {"num_bits": 3, "group_size": 32}}}},
+    ),
     "w8a16": (writers.packed_quantized(8, None), PACKED),
     "w8a8": (writers.int_quantized, {**PACKED, "format": "int-quantized"}),
     "fp8-tensor": (writers.float_quantized("tensor"), FP8),
@@ -75,7 +92,12 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
 }
 
 
-KEPT_ON_GPU = {name for name in FORMATS if not name.startswith(("bnb", "gptq-2", "gptq-3"))}
+def of_modules(fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The section of a GPTQ folder with settings of single modules, as GPTQModel writes it."""
+    return {**GPTQ, "dynamic": fields}
+
+
+KEPT_ON_GPU = {name for name in FORMATS if not name.startswith(("bnb", "gptq-2", "gptq-3", "w3a16"))}
 
 
 @functools.cache
@@ -108,6 +130,38 @@ def test_weights_are_bit_for_bit_those_that_the_integers_and_scales_stand_for(
         assert found.is_packed(tensor) == (name in KEPT_ON_GPU and tensor.endswith("proj.weight"))
         if found.is_packed(tensor):
             assert torch.equal(found.read_packed(tensor).dequantize(), weight)
+
+
+def test_modules_of_gptq_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    plain, wide, quantized = tmp_path / "plain", tmp_path / "wide", tmp_path / "quantized"
+    shutil.copytree(plain_model("llama-plain"), plain)
+    shutil.copytree(plain, wide)
+    # Down projections have 8 bits and one group; values stay what they are.
+    section = of_modules(
+        {
+            "lm_head": {},
+            r"-:.*\.v_proj": {},
+            r".*\.v_proj": {"bits": 3},  # the first pattern that fits counts
+            r"+:.*\.mlp\.down": {"bits": 8, "group_size": -1},
+        }
+    )
+    write_folders(plain, quantized, writers.gptq(4, 32), section)
+    write_folders(wide, tmp_path / "wide-quantized", writers.gptq(8, -1), section, seed=1)
+    wanted, other = load_file(plain / "model.safetensors"), load_file(wide / "model.safetensors")
+    stored, in_eight = (
+        load_file(folder / "model.safetensors") for folder in (quantized, tmp_path / "wide-quantized")
+    )
+    for name in [name for name in stored if ".down_proj." in name]:
+        stored[name] = in_eight[name]
+    for name in [name for name in wanted if ".v_proj." in name]:
+        module = name.removesuffix(".weight")
+        stored = {key: tensor for key, tensor in stored.items() if not key.startswith(module)}
+        stored[name] = wanted[name]
+    save_file(stored, quantized / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((quantized / "config.json").read_text())
+    found = open_quantized(Checkpoint.open(quantized), config, quantized)
+    for name in wanted:
+        assert torch.equal(found.read(name), (other if ".down_proj." in name else wanted)[name]), name
 
 
 async def tokens_of(folder: Path, runner: str = "inline", **fields: Any) -> list[tuple[int, ...]]:
@@ -243,6 +297,22 @@ def test_another_method_than_the_folders_is_refused_with_the_one_that_it_has(
         load_model(str(plain), quantization=method)
 
 
+def test_a_cpu_keeps_the_integers_of_a_folder_of_float16_unless_float16_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled()
+    plain, quantized = make_folders(tmp_path, "awq")
+    for folder in (plain, quantized):
+        change_json(folder / "config.json", dtype="float16")
+    dtypes = []
+    with caplog.at_level("INFO", "triolet.model.load"):
+        for folder, dtype in ((quantized, "auto"), (quantized, "float16"), (plain, "auto")):
+            dtypes.append(load_model(str(folder), dtype=dtype).model.spec.dtype)
+    assert dtypes == [torch.bfloat16, torch.float16, torch.float16]
+    kept = re.findall(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
+    assert [int(number) for _, number in kept] == [int(kept[0][0]), 0]
+
+
 def test_bits_that_lie_across_words_are_found() -> None:
     dice = np.random.default_rng(5)
     for bits in range(1, 9):
@@ -328,6 +398,13 @@ def edited(quantized: Path, change: Callable[[Tensors], object]) -> Path:
 LAYER = "model.layers.0.mlp.down_proj"
 
 
+def state_of(state: Any, text: str = "") -> Tensors:
+    """What bitsandbytes has beside a tensor: the JSON of `state`, or a text."""
+    data = (text or json.dumps(state)).encode()
+    name = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
+    return {name: torch.tensor(list(data), dtype=torch.uint8)}
+
+
 @pytest.mark.parametrize(
     ("name", "change", "names"),
     [
@@ -353,7 +430,16 @@ LAYER = "model.layers.0.mlp.down_proj"
             "quant_state",
         ),
         ("bnb-nf4", lambda t: t.update({f"{LAYER}.weight.absmax": torch.ones(2)}), "absmax"),
+        ("bnb-nf4", lambda t: t.update(state_of(5)), "quant_state"),
+        ("bnb-nf4", lambda t: t.update(state_of(None, text="[" * 60_000)), "quant_state"),
+        ("bnb-nf4", lambda t: t.update(state_of({"blocksize": 64, "shape": [10**300, 10**300]})), "weight"),
+        (
+            "bnb-nf4-nested",
+            lambda t: t.update(state_of({"blocksize": 64, "shape": [64, 96], "nested_offset": 10**400})),
+            "quant_state",
+        ),
         ("bnb-int8", lambda t: t.update({f"{LAYER}.SCB": torch.ones(2)}), "SCB"),
+        ("fp8-tensor", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:0].clone()}), "weight"),
     ],
 )
 def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
@@ -362,6 +448,68 @@ def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
     _, quantized = make_folders(tmp_path, name)
     with pytest.raises(ModelError, match=rf"{LAYER}\.[a-z_.]*{names}"):
         load_model(str(edited(quantized, change)))
+
+
+def test_a_block_that_is_longer_than_the_weight_takes_no_memory(tmp_path: Path) -> None:
+    folder = cut_off_blocks(tmp_path / "model", BNB4)
+    parts, _ = writers.bnb_4bit("nf4", nested=True)(np.random.default_rng(0), 2, 4)
+    state = {"blocksize": 2**50, "nested_blocksize": 2**50, "shape": [2, 4], "nested_offset": 0.0037}
+    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
+    save_file({f"a.{part}": each.contiguous() for part, each in parts.items()}, folder / "model.safetensors")
+    found = open_quantized(Checkpoint.open(folder), {"quantization_config": BNB4}, folder)
+    nested = parts["weight.nested_quant_map"][parts["weight.absmax"].long()] * parts["weight.nested_absmax"]
+    codes = parts["weight.quant_map"]
+    high, low = parts["weight"].flatten() >> 4, parts["weight"].flatten() & 15
+    expected = codes[torch.stack((high, low), dim=1).flatten().long()] * (nested + 0.0037)
+    assert torch.equal(found.read("a.weight"), expected.view(2, 4))
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32, torch.int8])
+def test_the_dtype_in_which_bitsandbytes_stores_bytes_changes_nothing(
+    storage: torch.dtype, tmp_path: Path
+) -> None:
+    plain, quantized = make_folders(tmp_path, "bnb-nf4-nested")
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("proj.weight")]:
+            tensors[name] = tensors[name].view(-1).view(storage).view(-1, 1)
+
+    edited(quantized, change)
+    config = json.loads((quantized / "config.json").read_text())
+    found = open_quantized(Checkpoint.open(quantized), config, quantized)
+    wanted = load_file(plain / "model.safetensors")
+    assert all(torch.equal(found.read(name), weight) for name, weight in wanted.items())
+
+
+@pytest.mark.parametrize(("name", "file"), [("gptq-4", "quantize_config.json"), ("awq", "quant_config.json")])
+def test_an_early_folder_says_how_it_is_quantised_in_a_file_of_its_own(
+    name: str, file: str, tmp_path: Path
+) -> None:
+    plain, quantized = make_folders(tmp_path, name)
+    section = json.loads((quantized / "config.json").read_text())["quantization_config"]
+    change_json(quantized / "config.json", quantization_config=None)
+    del section["quant_method"]
+    if name == "awq":  # as AutoAWQ wrote them
+        section = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (quantized / file).write_text(json.dumps(section))
+    # AutoGPTQ's own name of the file.
+    (quantized / "model.safetensors").rename(quantized / "gptq_model-4bit-32g.safetensors")
+    logits = [
+        PagedDriver(load_model(str(folder), dtype="float32").model).once(list(range(40)))
+        for folder in (plain, quantized)
+    ]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["k_zero_point", "v_zero_point", "q_scale"])
+def test_what_rounds_keys_and_values_is_no_part_of_the_model(part: str, tmp_path: Path) -> None:
+    _, quantized = make_folders(tmp_path, "w4a16")
+    expected = PagedDriver(load_model(str(quantized)).model).once(list(range(40)))
+    extra = {f"model.layers.0.self_attn.{part}": torch.zeros(1), f"{LAYER}.output_scale": torch.ones(1)}
+    edited(quantized, lambda tensors: tensors.update(extra))
+    assert torch.equal(PagedDriver(load_model(str(quantized)).model).once(list(range(40))), expected)
 
 
 def test_int8_values_of_bitsandbytes_that_lie_in_tiles_are_refused(tmp_path: Path) -> None:
@@ -447,8 +595,18 @@ def test_rotations_that_are_in_the_weights_already_change_nothing(tmp_path: Path
         ({**GPTQ, "bits": 5}, "bits must be 2, 3, 4 or 8"),
         ({**GPTQ, "bits": "four"}, "bits must be"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format must be gptq or gptq_v2"),
-        ({**GPTQ, "dynamic": {"-:.*": {}}}, "dynamic must be empty"),
+        ({**GPTQ, "format": "gptq_v3"}, "format must be gptq or gptq_v2"),
+        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format must be false"),
+        ({**GPTQ, "dynamic": {"(": {}}}, "dynamic must be of regular expressions, which '\\(' is not"),
+        ({**GPTQ, "dynamic": {"-:a{9999999999}": {}}}, "dynamic must be of regular expressions"),
+        ({**GPTQ, "dynamic": {"+:.*": None}}, "dynamic must be of settings"),
+        (
+            {**GPTQ, "dynamic": {"lm": {"bits": 5}}},
+            r"quantization_config\.dynamic\.lm\.bits must be 2, 3, 4 or 8",
+        ),
         ({"quant_method": "awq", "version": "gemv"}, "version must be gemm"),
+        ({"quant_method": "awq", "format": "gemv_fast"}, "format must be gemm"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "backend must be another than llm-awq"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
         ({**PACKED, "format": "nvfp4-pack-quantized"}, "format must be one of pack-quantized"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two positive"),

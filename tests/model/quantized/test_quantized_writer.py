@@ -119,6 +119,15 @@ def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: 
     assert all(several.read_raw(name).equal(one.read_raw(name)) for name in one.tensors)
 
 
+def test_the_chat_template_for_tools_is_copied(tmp_path: Path) -> None:
+    folder = make_model("llama-plain", tmp_path / "plain", **WIDE)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    write_quantized(folder, tmp_path / "written", "int8", name="tiny")
+    copied = tmp_path / "written" / "additional_chat_templates" / "tool_use.jinja"
+    assert copied.read_text() == "{{ tools }}"
+
+
 def test_the_folders_that_modules_json_names_are_copied(tmp_path: Path) -> None:
     folder = make_model("llama-plain", tmp_path / "plain", **WIDE)
     modules = [

@@ -17,6 +17,7 @@ from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.tools.answer import tool_parser_named
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.ipc.grammar import Vocabulary
+from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
 from triolet.structured_outputs.compiler import GrammarVocabulary
 
@@ -251,6 +252,39 @@ def test_a_file_that_is_no_tokenizer_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"tokenizer\.json: is not a tokenizer"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("chat_template.jinja", b"\xff", "cannot be read"),
+        ("tokenizer_config.json", b"\xff", "cannot be read"),
+        ("tokenizer_config.json", b'{"a": ' + b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_broken_file_beside_a_tokenizer_is_named(
+    name: str, content: bytes, what: str, folder: Path
+) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=rf"{name}: {what}"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_special_tokens": 5},
+        {"extra_special_tokens": "abc"},
+        {"added_tokens_decoder": {"9" * 5000: {"content": "x"}}},
+        {"added_tokens_decoder": {"7": {"content": "\ud800"}}, "eos_token": "\udfff"},
+    ],
+    ids=["number", "text", "long-id", "surrogates"],
+)
+def test_settings_that_can_be_no_tokens_add_none(settings: dict[str, Any], folder: Path) -> None:
+    before = load(folder).backend.get_vocab_size()
+    change_json(folder / "tokenizer_config.json", **settings)
+    assert load(folder).backend.get_vocab_size() == before
+    read_generation_defaults(folder)
 
 
 def test_a_model_without_a_template_takes_no_conversation(folder: Path) -> None:

@@ -429,6 +429,9 @@ class DecoderConfig:
         return any(layer.recurrent is not None for layer in self.layers)
 
 
+_EARLY_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a model folder's config.json.
 
@@ -443,6 +446,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     early = config.get("compression_config")
     if isinstance(early, dict) and config.get("quantization_config") is None:
         config["quantization_config"] = {"quant_method": "compressed-tensors", **early}
+    # Early AutoGPTQ and AutoAWQ had it in a file of its own.
+    for method, name in _EARLY_FILES.items():
+        if config.get("quantization_config") is None and (folder / name).is_file():
+            config["quantization_config"] = {"quant_method": method, **read_json_object(folder / name)}
     return config
 
 

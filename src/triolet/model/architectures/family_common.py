@@ -32,6 +32,10 @@ LINEAR = "linear_attention"
 OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # names in files of transformers 4
 
 
+# Bounds far above any model's, so that a broken file is an error and not gigabytes.
+_MOST_LAYERS, _MOST_HEAD_DIM, _MOST_STRETCH = 2**14, 2**16, 2**20
+
+
 @attrs.frozen(kw_only=True)
 class Defaults:
     """Values that transformers' config class of a family fills in."""
@@ -93,11 +97,15 @@ def base_config(
     Every layer is the same here: full attention, one rotary encoding, no experts.
     """
     num_layers = fields.integer("num_hidden_layers", defaults.num_hidden_layers)
+    if num_layers > _MOST_LAYERS:  # each has a configuration
+        raise fields.wrong("num_hidden_layers", f"at most {_MOST_LAYERS}")
     num_heads = fields.integer("num_attention_heads", defaults.num_attention_heads)
     # Null is as many as attention heads, whatever the family has where nothing is said.
     num_kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_key_value_heads) or num_heads
     hidden_size = fields.integer("hidden_size", defaults.hidden_size)
     head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
+    if head_dim > _MOST_HEAD_DIM:  # its frequencies are a tensor
+        raise fields.wrong("head_dim", f"at most {_MOST_HEAD_DIM}")
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
     parameters = rope_parameters or rope_parameters_of(fields)
@@ -159,9 +167,12 @@ def rope_of(
     )
     original = original or parameters.integer("original_max_position_embeddings", max_position)
     reach, long_context = _reach(parameters, max_position, original, max_model_len)
+    theta = parameters.number("rope_theta", fields.number("rope_theta", defaults.rope_theta))
+    if theta <= 1.0:
+        raise (parameters if "rope_theta" in parameters else fields).wrong("rope_theta", "greater than 1")
     context = RopeContext(
         rotary_dim=rotary_dim,
-        theta=parameters.number("rope_theta", fields.number("rope_theta", defaults.rope_theta)),
+        theta=theta,
         max_position=max_position,
         original_max_position=original,
         long_context=long_context,
@@ -181,7 +192,10 @@ def _reach(
     """
     match rope_type(parameters):
         case "yarn":
-            return max(max_position, int(original * parameters.number("factor", 1.0))), False
+            factor = parameters.number("factor", 1.0)
+            if factor > _MOST_STRETCH:
+                raise parameters.wrong("factor", f"at most {_MOST_STRETCH}")
+            return max(max_position, int(original * factor)), False
         case "longrope" if max_model_len is None or max_model_len <= original:
             return min(original, max_position), False
         case "longrope":

@@ -22,6 +22,7 @@ from triolet.model.architectures.family_common import (
     checked_experts,
     full_every,
     layer_types,
+    positive,
     rope_of,
     rope_parameters_by_kind,
     unsupported,
@@ -85,7 +86,7 @@ def gemma2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     config = _gemma_like(fields, _GEMMA2, max_model_len)
     kinds = layer_types(fields, [(SLIDING, FULL)[index % 2] for index in range(len(config.layers))])
     window = fields.optional_integer("sliding_window", 4096)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    scale = positive(fields, "query_pre_attn_scalar", 256) ** -0.5
     return attrs.evolve(
         with_layers(with_windows(config, kinds, window), [{"attention_scale": scale}] * len(kinds)),
         activation=activation_of(fields, "hidden_activation", _GEMMA2.hidden_act),
@@ -109,7 +110,7 @@ def gemma3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
     pattern = full_every(fields, "sliding_window_pattern", 6, len(config.layers))
     sliding = {"sliding_window": fields.optional_integer("sliding_window", 4096), "rope": local_rope}
-    scale = {"attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5}
+    scale = {"attention_scale": positive(fields, "query_pre_attn_scalar", 256) ** -0.5}
     kinds = layer_types(fields, pattern)
     return attrs.evolve(
         with_layers(config, [scale | sliding if kind == SLIDING else scale for kind in kinds]),

@@ -18,7 +18,10 @@ KV_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
-SCALE_ENDINGS: Final = (".k_scale", ".v_scale", ".q_scale", "k_proj.output_scale", "v_proj.output_scale")
+SCALE_ENDINGS: Final = (
+    ".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point",
+    "k_proj.output_scale", "v_proj.output_scale",
+)  # fmt: skip
 """Endings of tensors that say how activations are rounded; a model is complete without them."""
 
 

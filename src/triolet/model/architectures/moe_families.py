@@ -432,6 +432,10 @@ def sigmoid_experts(fields: Fields, defaults: ExpertDefaults) -> MoeConfig:
     )
 
 
+_MOST_DRAFTING = 1024
+"""Layers that draft tokens; models have one or a few."""
+
+
 def sigmoid_names(fields: Fields, count: int) -> TensorNames:
     """Return the names of a model with `sigmoid_experts`, but for its layers that draft tokens.
 
@@ -441,6 +445,9 @@ def sigmoid_names(fields: Fields, count: int) -> TensorNames:
     """
     num_drafting = fields.integer("num_mtp_layers", 1, minimum=0)
     num_drafting = fields.integer("num_nextn_predict_layers", num_drafting, minimum=0)
+    if num_drafting > _MOST_DRAFTING:  # each has a name
+        name = "num_nextn_predict_layers" if "num_nextn_predict_layers" in fields else "num_mtp_layers"
+        raise fields.wrong(name, f"at most {_MOST_DRAFTING}")
     return attrs.evolve(
         SHARED_EXPERTS,
         router_correction="mlp.gate.e_score_correction_bias",

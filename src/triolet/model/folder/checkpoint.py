@@ -224,6 +224,9 @@ def _files_of(folder: Path) -> dict[Path, set[str]]:
     if single.exists():
         return {single: set()}
     if not index.exists():
+        # AutoGPTQ names the file after bits and groups.
+        if len(others := list(folder.glob("*.safetensors"))) == 1:
+            return {others[0]: set()}
         raise ModelFileError(single, f"is missing, and so is {_INDEX}{_what_else(folder)}")
     files: dict[Path, set[str]] = {}
     for tensor, file in _weight_map(index).items():

@@ -73,7 +73,9 @@ def _eos_of_tokenizer(folder: Path) -> list[int]:
         return []
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):  # a small file, where the whole tokenizer is a large one
-        found = [int(key) for key, token in listed.items() if key.isdecimal() and _content(token) == text]
+        # Python reads no numbers of thousands of digits.
+        numbers = {key: token for key, token in listed.items() if key.isdecimal() and len(key) < 20}
+        found = [int(key) for key, token in numbers.items() if _content(token) == text]
         if found:
             return found[:1]
     added = _object(folder / "tokenizer.json").get("added_tokens")
@@ -86,7 +88,8 @@ def _object(path: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file; empty if the file is missing or is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not an error here: the code that needs the file reports it
+    # Not an error here: the code that needs the file reports it.
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ModelFileError(path, "is missing") from None
     except OSError as error:
         raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    # Beside what is no JSON: an integer of thousands of digits, which Python does not read.
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelFileError(path, f"must hold a JSON object; got {type(value).__name__}")
@@ -35,7 +37,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)  # JSON has no NaN, but Python's reader takes it
-    return isinstance(value, int) and not isinstance(value, bool)
+    # Python's integers go beyond its floats.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @attrs.frozen

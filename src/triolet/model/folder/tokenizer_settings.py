@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+TEMPLATES: Final = "additional_chat_templates"
+"""Folder of the chat templates beside the usual one."""
 
 
 def tokenizer_settings(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:

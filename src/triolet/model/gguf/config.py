@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -81,10 +81,14 @@ _NOT_HONOURED = (
 
 # Texts of special tokens that end a turn; files name only one of them as the end of the sequence. Source: llama.cpp,
 # which looks for them by their text, too.
-TURN_ENDS = frozenset(
+_TURN_ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|eom_id|> <|end_of_text|> <EOT> <end_of_utterance> "
-    "<|return|> <|call|>".split()
+    "<|return|> <|call|> <eos> <turn|> <|tool_response>".split()
 )
+# In a vocabulary with both of these a message ends with `<|end|>`, and an answer goes on behind it (gpt-oss).
+_ENDS_OF_HARMONY = frozenset({"<|return|>", "<|call|>"})
+# By `pooling_type`. Source: llama.cpp, `llama_pooling_type`; 0 is for files that say nothing of it.
+_POOLING_METHODS = {0: "LAST", 1: "MEAN", 2: "CLS", 3: "LAST"}
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens in the metadata: special tokens, and texts that are always one token."""
 
@@ -290,6 +294,10 @@ def _architecture_of(metadata: GgufMetadata) -> _Architecture:
             raise UnsupportedModel(
                 f"{metadata.file.path}: {name}.{key} must be absent or zero; got {fields.values[key]!r}"
             )
+    if not fields.flag("attention.causal", True):
+        raise UnsupportedModel(
+            f"{metadata.file.path}: {name}.attention.causal must be true: tokens that see later ones are not supported"
+        )
     found = _ARCHITECTURES[name]
     if name == "llama" and fields.integer("expert_count", 0, minimum=0):
         return attrs.evolve(found, hf_name="MixtralForCausalLM", more=_mixtral)
@@ -408,6 +416,35 @@ def open_checkpoint(file: GgufFile, config: DecoderConfig, dtype: torch.dtype) -
     )
 
 
+def read_pooling_method(file: GgufFile) -> str:
+    """Read from which tokens an embedding is made: `LAST`, where a file says nothing, `MEAN` or `CLS`.
+
+    Raises:
+        ModelFileError: the file says something else.
+    """
+    fields = GgufMetadata(file).fields
+    number = fields.integer("pooling_type", 3, minimum=0)
+    if number not in _POOLING_METHODS:
+        raise fields.wrong("pooling_type", "1 (mean), 2 (first token) or 3 (last token)")
+    return _POOLING_METHODS[number]
+
+
+def turn_ends(tokens: Sequence[str], types: Sequence[float]) -> list[int]:
+    """Return the ids of the special tokens that end a turn by their text.
+
+    Args:
+        tokens: of the vocabulary, by their ids.
+        types: of the tokens, in the metadata's numbers.
+    """
+    found = [
+        (text, index)
+        for index, (text, kind) in enumerate(zip(tokens, types, strict=False))
+        if text in _TURN_ENDS and kind in (CONTROL, USER_DEFINED)
+    ]
+    is_harmony = {text for text, _ in found} >= _ENDS_OF_HARMONY
+    return [index for text, index in found if not (is_harmony and text == "<|end|>")]
+
+
 def read_gguf_defaults(file: GgufFile) -> GenerationDefaults:
     """Read the ids that end an answer, and the sampling parameters that the metadata recommends.
 
@@ -422,9 +459,7 @@ def read_gguf_defaults(file: GgufFile) -> GenerationDefaults:
     by_text: list[int] = []
     tokens, types = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
     if isinstance(tokens, GgufArray) and isinstance(types, GgufArray):
-        special = [index for index, kind in enumerate(types.numbers()) if kind in (CONTROL, USER_DEFINED)]
-        texts = tokens.texts() if special else []
-        by_text = [index for index in special if index < len(texts) and texts[index] in TURN_ENDS]
+        by_text = turn_ends(tokens.texts(), types.numbers())
     ids = [token_id for token_id in (*named, *by_text) if token_id is not None]
     defaults = GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(ids)),

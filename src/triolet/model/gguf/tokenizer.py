@@ -1,8 +1,9 @@
 """From the vocabulary in a GGUF file to a tokenizer.
 
-Two kinds of vocabulary are read: `gpt2`, byte-level BPE, whose pre-tokenizer the file gives by a name only, and
-`llama`, the BPE of sentencepiece, whose merges follow from the scores. A name that is not in the table below is
-refused: a text that is cut in other places than in training makes other tokens, and nothing would show it.
+Three kinds of vocabulary are read: `gpt2`, byte-level BPE, whose pre-tokenizer the file gives by a name only; `llama`,
+the BPE of sentencepiece, whose merges follow from the scores; and `gemma4`, the same with the merges in the file. A
+name that is not in the table below is refused: a text that is cut in other places than in training makes other tokens,
+and nothing would show it.
 
 The conversion in transformers is not used: it takes the plain GPT-2 pre-tokenizer for every name that it does not
 know, always applies merges, and comes with an import of seconds.
@@ -30,7 +31,9 @@ from triolet.model.gguf.config import CONTROL, USER_DEFINED
 from triolet.model.gguf.file import GgufArray, GgufFile
 
 UNKNOWN = 2  # type of the token for what has none
+GEMMA4 = "gemma4"  # a `tokenizer.ggml.model`: that of sentencepiece, with the merges in the file
 HUGGINGFACE = "huggingface"  # a `tokenizer.ggml.model` that only the tokenizer.json in the file describes
+TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 _SPACE = "▁"
 
 
@@ -38,7 +41,9 @@ _SPACE = "▁"
 class _Split:
     """Where byte-level BPE cuts a text before it merges."""
 
-    pattern: str | None  # regular expression; None for the one of GPT-2, which `tokenizers` has built in
+    # Regular expressions, of which each cuts the pieces that the one before has left.
+    patterns: tuple[str, ...]
+    then_as_gpt2: bool = False  # and last that of GPT-2, which `tokenizers` has built in
     normalizes: bool = False  # to composed characters (NFC) before
     ignores_merges: bool = False  # a piece that is a token as a whole stays one, whatever its merges
     adds_bos: bool = False  # if the file does not say
@@ -46,33 +51,57 @@ class _Split:
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = _Split((), then_as_gpt2=True)
+_SINGLE_DIGITS = _Split((r"\p{N}",), then_as_gpt2=True)
 _LLAMA3 = _Split(
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _ENDS, ignores_merges=True, adds_bos=True
+    (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _ENDS,), ignores_merges=True, adds_bos=True
 )
-_QWEN2 = _Split(_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _ENDS, normalizes=True)
+_CL100K = attrs.evolve(_LLAMA3, ignores_merges=False, adds_bos=False)
+_QWEN2 = _Split((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _ENDS,), normalizes=True)
+_SEED_CODER = _Split((
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+))  # fmt: skip
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = _Split(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    + _CASED_ENDS,
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+        + _CASED_ENDS,
+    ),
     ignores_merges=True,
     adds_bos=True,
 )
 _GPT4O = _Split(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _CASED_ENDS
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _CASED_ENDS,
+    )
 )
+_DEEPSEEK_CODER = _Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"))
 SPLITS: dict[str, _Split] = {
-    "gpt-2": _Split(None),
+    "gpt-2": _GPT2,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "falcon3": _LLAMA3,
-    "smaug-bpe": attrs.evolve(_LLAMA3, ignores_merges=False, adds_bos=False),
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
+    "smaug-bpe": _CL100K,
+    "dbrx": _CL100K,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2,
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "minerva-7b": _SINGLE_DIGITS,
+    "mellum": _GPT2,
+    "trillion": _GPT2,
+    "a.x-4.0": _GPT2,
+    "seed-coder": _SEED_CODER,
+    "deepseek-coder": _DEEPSEEK_CODER,
 }
 """By `tokenizer.ggml.pre`. Source: llama.cpp, llama-vocab.cpp, and the tokenizer.json of these models."""
 
@@ -83,6 +112,7 @@ class GgufTokenizer:
 
     backend: Tokenizer
     chat_template: str | None
+    tool_template: str | None  # for chats with tools; None if that is the same one
     template_tokens: dict[str, str]
 
 
@@ -104,9 +134,15 @@ def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
         if kind == "gpt2":
             backend, adds_bos = _byte_level(vocabulary)
         elif kind == "llama":
-            backend, adds_bos = _sentencepiece(vocabulary), True
+            backend, adds_bos = _sentencepiece(vocabulary, adds_space=True), True
+        elif kind == GEMMA4:
+            if not vocabulary.merges:
+                raise ModelFileError(file.path, "tokenizer.ggml.merges is missing")
+            backend, adds_bos = _sentencepiece(vocabulary, adds_space=False), True
         else:
-            raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model must be gpt2 or llama; got {kind!r}")
+            raise UnsupportedModel(
+                f"{file.path}: tokenizer.ggml.model must be gpt2, llama or {GEMMA4}; got {kind!r}"
+            )
         strips = kind == "llama" and fields.text("general.architecture", "") == "phi3"
         _add_special_tokens(backend, vocabulary, strips=strips)
         _add_ends(backend, vocabulary, adds_bos)
@@ -115,6 +151,7 @@ def read_gguf_tokenizer(file: GgufFile) -> GgufTokenizer | None:
     return GgufTokenizer(
         backend,
         fields.text("tokenizer.chat_template", "") or None,
+        fields.text(TOOL_TEMPLATE, "") or None,
         {name: text for name, text in tokens.items() if text is not None},
     )
 
@@ -211,19 +248,17 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
         )
     split = SPLITS[name]
     backend = Tokenizer(vocabulary.bpe(vocabulary.split_merges(), ignore_merges=split.ignores_merges))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None)
-    backend.pre_tokenizer = (
-        byte_level
-        if split.pattern is None
-        else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split.pattern), "isolated"), byte_level])
-    )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.then_as_gpt2)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level]) if cuts else byte_level
     if split.normalizes:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend, split.adds_bos
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+def _sentencepiece(vocabulary: _Vocabulary, *, adds_space: bool) -> Tokenizer:
+    """Return the tokenizer; `adds_space` tells whether a text begins with a space if the file does not say."""
     unknown = next(
         (i for i, kind in enumerate(vocabulary.types) if kind == UNKNOWN), vocabulary.token_id("unknown")
     )
@@ -232,7 +267,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     backend = Tokenizer(vocabulary.bpe(merges, byte_fallback=True, **options))
     replaced = normalizers.Replace(" ", _SPACE)
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", True):
+    if vocabulary.fields.flag("tokenizer.ggml.add_space_prefix", adds_space):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replaced])
         # The space that was put in front comes off again.
         steps.append(decoders.Strip(" ", 1, 0))
@@ -291,12 +326,19 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, *, strips: 
 
 def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:
     """Have the tokens that begin and end a text added, as far as the file wants it."""
-    fields = vocabulary.fields
-    bos, eos = vocabulary.special("bos"), vocabulary.special("eos")
-    before = [bos] if bos and fields.flag("tokenizer.ggml.add_bos_token", adds_bos) else []
-    after = [eos] if eos and fields.flag("tokenizer.ggml.add_eos_token", False) else []
-    if before or after:
-        ids = vocabulary.ids
+    fields, flags = vocabulary.fields, {"bos": adds_bos, "eos": False}
+    added = {
+        kind: token_id
+        for kind, adds in flags.items()
+        if (token_id := vocabulary.token_id(kind)) is not None
+        and fields.flag(f"tokenizer.ggml.add_{kind}_token", adds)
+    }
+    if added:
+        # Under names of our own: the texts of these tokens may be any, and a template has a syntax.
         backend.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after], special_tokens=[(text, ids[text]) for text in {*before, *after}]
+            single=[*(["bos"] if "bos" in added else []), "$A", *(["eos"] if "eos" in added else [])],
+            special_tokens=[
+                {"id": kind, "ids": [token_id], "tokens": [vocabulary.tokens[token_id]]}
+                for kind, token_id in added.items()
+            ],
         )

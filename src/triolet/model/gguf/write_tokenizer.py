@@ -19,10 +19,10 @@ import numpy as np
 import tokenizers
 
 from triolet.errors import ModelFileError, UnsupportedModel
-from triolet.model.gguf.config import CONTROL, TURN_ENDS, USER_DEFINED
+from triolet.model.gguf.config import CONTROL, USER_DEFINED, turn_ends
 from triolet.model.gguf.file import GgufFile
 from triolet.model.gguf.library import gguf_library
-from triolet.model.gguf.tokenizer import HUGGINGFACE, SPLITS, UNKNOWN, read_gguf_tokenizer
+from triolet.model.gguf.tokenizer import HUGGINGFACE, SPLITS, TOOL_TEMPLATE, UNKNOWN, read_gguf_tokenizer
 from triolet.model.tokenizer.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class WrittenTokenizer:
     adds_eos: bool
     adds_space: bool | None
     chat_template: str | None
+    tool_template: str | None
     whole: str | None  # the tokenizer.json itself, where no named form gives its tokens
 
     def add_to(self, writer: gguf.GGUFWriter) -> None:
@@ -90,6 +91,9 @@ class WrittenTokenizer:
             writer.add_add_space_prefix(self.adds_space)
         if self.chat_template:
             writer.add_chat_template(self.chat_template)
+        if self.tool_template:
+            writer.add_array("tokenizer.chat_templates", ["tool_use"])
+            writer.add_string(TOOL_TEMPLATE, self.tool_template)
         if self.whole is not None:
             writer.add_string("tokenizer.huggingface.json", self.whole)
 
@@ -144,6 +148,7 @@ def written_tokenizer(
         adds_eos=adds_eos,
         adds_space=None,
         chat_template=tokenizer.template_source or None,
+        tool_template=tokenizer.tool_template_source or None,
         whole=tokenizer.tokenizer_json().decode(),
     )
     for candidate in _named_forms(plain, spec):
@@ -173,7 +178,7 @@ def _special_ids(
         if ids.get(name) is None and (text := tokenizer.template_tokens.get(key)):
             ids[name] = tokenizer.backend.token_to_id(text)
     # Readers find these by their texts.
-    told = {index for index in eos_token_ids if types[index] == CONTROL and tokens[index] in TURN_ENDS}
+    told = set(turn_ends(tokens, types))
     named = [index for place, index in enumerate(eos_token_ids) if place == 0 or index not in told]
     keys = ("eos", "eot", "eom")
     if len(named) > len(keys):
@@ -203,27 +208,35 @@ def _named_forms(plain: WrittenTokenizer, spec: dict[str, Any]) -> Iterator[Writ
         return
     cut = _cut_of(spec)
     for name, split in SPLITS.items():
-        if cut == (split.pattern, split.normalizes, split.ignores_merges):
+        if cut == (split.patterns, split.then_as_gpt2, split.normalizes, split.ignores_merges):
             merges = [" ".join(pair) for pair in pairs]
             yield attrs.evolve(plain, model="gpt2", pre=name, merges=merges, whole=None)
             return
 
 
-def _cut_of(spec: dict[str, Any]) -> tuple[str | None, bool, bool] | None:
-    """Return the pattern of byte-level BPE, whether it normalises, and whether it ignores merges."""
+def _cut_of(spec: dict[str, Any]) -> tuple[tuple[str, ...], bool, bool, bool] | None:
+    """Return the patterns of byte-level BPE, whether GPT-2's is the last, whether it normalises, and ignores merges."""
     pre = spec["pre_tokenizer"] or {"type": None}
-    parts = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
+    *cuts, last = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
     normalizer = spec["normalizer"]
     if normalizer is not None and normalizer["type"] != "NFC":
         return None
-    if parts[-1]["type"] != "ByteLevel" or parts[-1]["add_prefix_space"]:
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         return None
-    ending = (normalizer is not None, bool(spec["model"].get("ignore_merges")))
-    if len(parts) == 1 and parts[0]["use_regex"]:
-        return (None, *ending)
-    if len(parts) == 2 and parts[0]["type"] == "Split" and "Regex" in parts[0]["pattern"]:
-        return (parts[0]["pattern"]["Regex"], *ending)
-    return None
+    patterns = tuple(map(_pattern_of, cuts))
+    if None in patterns:
+        return None
+    known = tuple(pattern for pattern in patterns if pattern is not None)
+    return known, last["use_regex"], normalizer is not None, bool(spec["model"].get("ignore_merges"))
+
+
+def _pattern_of(cut: dict[str, Any]) -> str | None:
+    """Return the regular expression of a step that cuts texts; None for one that has none."""
+    if cut["type"] == "Digits" and cut["individual_digits"]:
+        return r"\p{N}"
+    pattern = cut["pattern"] if cut["type"] == "Split" else {}
+    found: str | None = pattern.get("Regex")
+    return found
 
 
 def _gives_the_same(candidate: WrittenTokenizer, backend: tokenizers.Tokenizer, architecture: str) -> bool:

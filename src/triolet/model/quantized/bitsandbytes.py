@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
 from triolet.model.folder.json_fields import Fields
@@ -49,17 +49,24 @@ class BitsAndBytes:
         (num_bytes,) = module.need(state_part, ("U8",), None)
         state = _described(module, state_part, num_bytes)
         num_out, num_in = state["shape"]
-        block_size, num_values = state["blocksize"], num_out * num_in
-        num_blocks = math.ceil(num_values / block_size)
-        module.need("weight", ("U8",), math.ceil(num_values / 2), 1)
+        # A block may be longer than the weight.
+        num_values = num_out * num_in
+        block_size = min(state["blocksize"], num_values)
+        num_blocks = -(-num_values // block_size)
+        # A storage dtype that was chosen for training (`bnb_4bit_quant_storage`) says nothing of the bytes in it.
+        module.need("weight", ("U8", "I8", *FLOATS), None, 1)
+        stored, num_stored = module.find("weight"), -(-num_values // 2)
+        if stored is None or stored.num_bytes != num_stored:
+            raise module.wrong("weight", f"of {num_stored} bytes", stored and stored.num_bytes)
         # One value for each of the 16 that four bits can have.
         module.need("weight.quant_map", ("F32",), 16)
         is_nested = module.find("weight.nested_absmax") is not None
         module.need("weight.absmax", ("U8",) if is_nested else ("F32",), num_blocks)
         names = ["weight", "weight.absmax", "weight.quant_map", state_part]
+        nested_size = 1
         if is_nested:
-            nested_size = state["nested_blocksize"]
-            module.need("weight.nested_absmax", ("F32",), math.ceil(num_blocks / nested_size))
+            nested_size = min(state["nested_blocksize"], num_blocks)
+            module.need("weight.nested_absmax", ("F32",), -(-num_blocks // nested_size))
             module.need("weight.nested_quant_map", ("F32",), 256)
             names += ["weight.nested_absmax", "weight.nested_quant_map"]
 
@@ -71,10 +78,10 @@ class BitsAndBytes:
                     parts["weight.nested_quant_map"],
                     parts["weight.nested_absmax"],
                     state["nested_offset"],
-                    state["nested_blocksize"],
+                    nested_size,
                 )
-            shape = (num_out, num_in)
-            return dequantize.bnb_4bit(parts["weight"], absmax, parts["weight.quant_map"], shape, block_size)
+            shape, values = (num_out, num_in), parts["weight"].view(torch.uint8)
+            return dequantize.bnb_4bit(values, absmax, parts["weight.quant_map"], shape, block_size)
 
         return module.layer((num_out, num_in), tuple(names), formula)
 
@@ -87,18 +94,22 @@ def _described(module: Module, part: str, num_bytes: int) -> dict[str, Any]:
     raw = bytes(module.checkpoint.read_raw(module.full(part)).tolist())
     try:
         state = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise module.wrong(part, "JSON", raw[:40]) from error
+    if not isinstance(state, dict):
+        raise module.wrong(part, "a JSON object", raw[:40])
     positive = ("blocksize", *(("nested_blocksize",) if "nested_blocksize" in state else ()))
-    shape = state.get("shape") if isinstance(state, dict) else None
+    shape, offset = state.get("shape"), state.get("nested_offset", 0.0)
     is_good = (
         isinstance(shape, list)
         and len(shape) == 2
         and all(_is_positive(size) for size in (*shape, *(state.get(name) for name in positive)))
-        and isinstance(state.get("nested_offset", 0.0), (int, float))
+        and isinstance(offset, (int, float))
+        and abs(offset) <= torch.finfo(torch.float32).max
     )
     if not is_good:
-        raise module.wrong(part, "an object with shape [out, in] and positive block sizes", raw[:80])
+        rule = "an object with shape [out, in], positive block sizes and a finite offset"
+        raise module.wrong(part, rule, raw[:80])
     return {"nested_offset": 0.0, "nested_blocksize": 256, **state}
 
 

@@ -65,6 +65,11 @@ class QuantizedCheckpoint:
         self.kept.add(name)
         return layer.blocks.rows({part: self._stored.read_raw(full) for part, full in layer.parts.items()})
 
+    @property
+    def has_blocks(self) -> bool:
+        """True if the CPU kernels can keep a layer's integers and scales as they are."""
+        return any(layer.blocks is not None for layer in self._layers.values())
+
     def is_packed(self, name: str) -> bool:
         """Tell whether the GPU kernels can multiply with a tensor as it is stored."""
         layer = self._layers.get(name)

@@ -6,6 +6,9 @@ once. Integers are packed as a stream of bits, lowest first, in 32-bit words; on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import attrs
 import torch
 from torch import Tensor
@@ -24,6 +27,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 _E8M0_BIAS = 127
 
+_CHUNK_VALUES: Final = 2**20
+"""Values of a weight that are computed at a time, with some 20 bytes each on the way."""
+
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """Return the first `count` unsigned integers of each row.
@@ -35,7 +41,13 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     Returns:
         int32 [rows, count].
     """
-    # torch shifts int32 with its sign; as int64 the bits are those of the word.
+    if WORD_BITS % bits == 0:  # none lies across words
+        shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
+        integers = words[:, :, None] >> shifts
+        # torch shifts int32 with its sign, which the mask takes away.
+        integers &= (1 << bits) - 1
+        return integers.flatten(1)[:, :count]
+    # As int64 the bits are those of the word.
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
     unsigned = torch.nn.functional.pad(unsigned, (0, 1))  # the last integer may end with its word
     begins = torch.arange(count, device=words.device) * bits
@@ -43,6 +55,13 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     # A value that crosses the end of its word is within two words together.
     pairs = unsigned[:, index] | (unsigned[:, index + 1] << WORD_BITS)
     return ((pairs >> shift) & ((1 << bits) - 1)).to(torch.int32)
+
+
+def _row_slices(num_rows: int, num_columns: int) -> Iterator[slice]:
+    """Yield some rows at a time, so that what is computed on the way to a weight stays small beside it."""
+    step = max(1, _CHUNK_VALUES // max(1, num_columns))
+    for first in range(0, num_rows, step):
+        yield slice(first, first + step)
 
 
 @attrs.frozen(eq=False)
@@ -133,7 +152,11 @@ def packed_int(
 def _scaled(weight: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> Tensor:
     """Return scale * (weight - zero), with zeros and scales [out, num_groups] taken by group."""
     index = groups.to(torch.int64)
-    return (weight - zeros[:, index]).to(torch.float32) * scales.to(torch.float32)[:, index]
+    scaled = torch.empty(weight.shape, dtype=torch.float32)
+    for rows in _row_slices(*weight.shape):
+        spread = scales[rows].to(torch.float32)[:, index]
+        torch.mul(weight[rows] - zeros[rows][:, index], spread, out=scaled[rows])
+    return scaled
 
 
 def scaled_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
@@ -145,9 +168,13 @@ def scaled_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tens
         block: rows and columns of a block.
     """
     num_out, num_in = weight.shape
-    rows = torch.arange(num_out) // block[0]
+    places = torch.arange(num_out) // block[0]
     columns = torch.arange(num_in) // block[1]
-    return weight.to(torch.float32) * scale.to(torch.float32)[rows][:, columns]
+    scaled = torch.empty(num_out, num_in, dtype=torch.float32)
+    for rows in _row_slices(num_out, num_in):
+        spread = scale.to(torch.float32)[places[rows]][:, columns]
+        torch.mul(weight[rows].to(torch.float32), spread, out=scaled[rows])
+    return scaled
 
 
 def bnb_4bit(packed: Tensor, absmax: Tensor, code: Tensor, shape: tuple[int, int], block_size: int) -> Tensor:
@@ -160,10 +187,12 @@ def bnb_4bit(packed: Tensor, absmax: Tensor, code: Tensor, shape: tuple[int, int
         shape: [out, in].
         block_size: values that share an absmax.
     """
-    flat = packed.flatten()
-    q = torch.stack((flat >> 4, flat & 15), dim=1).flatten()[: shape[0] * shape[1]]
-    scale = absmax.repeat_interleave(block_size)[: q.numel()]
-    return (code.to(torch.float32)[q.to(torch.int64)] * scale).view(shape)
+    # Each byte is looked up at once, both of its values.
+    byte, values = torch.arange(256), code.to(torch.float32)
+    pairs = torch.stack((values[byte >> 4], values[byte & 15]), dim=1)  # [256, 2]
+    weight = pairs[packed.flatten().to(torch.int32)].flatten()[: shape[0] * shape[1]]
+    weight *= absmax.repeat_interleave(block_size)[: weight.numel()]
+    return weight.view(shape)
 
 
 def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:

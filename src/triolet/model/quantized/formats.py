@@ -7,7 +7,8 @@ the configuration need not be followed. What the tensors do not tell is read fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import attrs
@@ -21,7 +22,7 @@ from triolet.model.quantized import dequantize
 from triolet.model.quantized.bitsandbytes import BitsAndBytes
 from triolet.model.quantized.dequantize import GroupedIntegers
 from triolet.model.quantized.layer import FLOATS, BlockLayout, Module, Parts, QuantizedFormat, QuantizedLayer
-from triolet.model.quantized.scale_blocks import Block, block_of, named_blocks
+from triolet.model.quantized.scale_blocks import Block, block_of, named_bits, named_blocks
 from triolet.model.quantized.transforms import refuse_transforms
 
 BYTES_OF_WORD = 4
@@ -35,6 +36,8 @@ class Gptq:
     group_size: int | None  # None: one group
     has_order: bool  # act order: `g_idx` tells the group of an input
     stored_minus_one: bool
+    # Settings of modules whose name begins with a pattern, of which the first counts; None for those of all.
+    dynamic: tuple[tuple[re.Pattern[str], Gptq | None], ...] = ()
 
     marks: ClassVar[tuple[str, ...]] = ("qweight",)
     unused: ClassVar[tuple[str, ...]] = ()
@@ -42,18 +45,27 @@ class Gptq:
     @classmethod
     def of(cls, fields: Fields) -> Gptq:
         """Read `quantization_config`."""
+        return attrs.evolve(cls._of_all(fields), dynamic=tuple(_dynamic(fields)))
+
+    @classmethod
+    def _of_all(cls, fields: Fields) -> Gptq:
         bits = fields.integer("bits", 4)
         if bits not in (2, 3, 4, 8):
             raise fields.wrong("bits", "2, 3, 4 or 8")
-        version = fields.text("checkpoint_format", "gptq")
+        # transformers 5 and GPTQModel have a new name for it.
+        name = "checkpoint_format" if fields.values.get("checkpoint_format") is not None else "format"
+        version = fields.text(name, "gptq").lower()
         if version not in ("gptq", "gptq_v2"):
-            raise fields.wrong("checkpoint_format", "gptq or gptq_v2")
-        # Modules with bits or groups of their own, which this format would read with those of the others.
-        if "dynamic" in fields and fields.values["dynamic"]:
-            raise fields.wrong("dynamic", "empty: settings for single modules are not supported")
+            raise fields.wrong(name, "gptq or gptq_v2")
+        if fields.flag("is_marlin_format", False):
+            raise fields.wrong("is_marlin_format", "false: the layout of Marlin is not supported")
         return cls(bits, _group_size(fields, 128), fields.flag("desc_act", False), version == "gptq")
 
     def layer(self, module: Module) -> QuantizedLayer:
+        own = next((found for pattern, found in self.dynamic if pattern.match(module.name)), None)
+        return (own or self)._layer(module)
+
+    def _layer(self, module: Module) -> QuantizedLayer:
         words, num_out = module.need("qweight", ("I32",), None, None)
         # The configuration does not know the shape: it follows from the packed words.
         num_in = words * dequantize.WORD_BITS // self.bits
@@ -122,8 +134,11 @@ class Awq:
             if fields.integer(name, 4) != 4:
                 raise fields.wrong(name, "4")
         # `gemv` and the others pack the same words in another order.
-        if fields.text("version", "gemm").lower() != "gemm":
-            raise fields.wrong("version", "gemm: the other layouts are not supported")
+        for name in ("version", "format", "checkpoint_format"):
+            if fields.text(name, "gemm").lower() != "gemm":
+                raise fields.wrong(name, "gemm: the other layouts are not supported")
+        if fields.text("backend", "").lower() == "llm-awq":
+            raise fields.wrong("backend", "another than llm-awq, which has a layout of its own")
         return cls(_group_size(fields, 128))
 
     def layer(self, module: Module) -> QuantizedLayer:
@@ -159,15 +174,20 @@ class Awq:
 
 @attrs.frozen
 class CompressedTensors:
-    """compressed-tensors: packed integers of 4 and 8 bits, int8 and float8, scaled per tensor, row, group or block.
+    """compressed-tensors: packed integers of up to 8 bits, int8 and float8, scaled per tensor, row, group or block.
 
     Activations are not quantised, whatever the scheme says of them: the weights alone are what it makes of them.
     """
 
     blocks: tuple[Block, ...] = ()  # that the schemes name
+    bits: tuple[int, ...] = (4, 8)  # of packed integers, that they name
 
     marks: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale")
-    unused: ClassVar[tuple[str, ...]] = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale")
+    # Of activations, and of keys and values in a cache.
+    unused: ClassVar[tuple[str, ...]] = (
+        "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+        "q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point",
+    )  # fmt: skip
 
     @classmethod
     def of(cls, fields: Fields) -> CompressedTensors:
@@ -186,7 +206,7 @@ class CompressedTensors:
         if sparsity is not None and sparsity.text("format", "dense") != "dense":
             raise fields.wrong("sparsity_config", "of the format dense")
         refuse_transforms(fields)
-        return cls(named_blocks(fields))
+        return cls(named_blocks(fields), named_bits(fields))
 
     def layer(self, module: Module) -> QuantizedLayer | None:
         if module.find("weight_packed") is not None:
@@ -200,11 +220,12 @@ class CompressedTensors:
         module.need("weight_shape", ("I64", "I32"), 2)
         shape = module.checkpoint.read_raw(module.full("weight_shape")).tolist()
         num_in = shape[1]
-        # The bits are not written down: only one number of them fills these words.
-        fitting = [bits for bits in (4, 8) if math.ceil(num_in * bits / dequantize.WORD_BITS) == words]
+        # Which of the schemes is the layer's is not written down: only one number of bits fills these words.
+        fitting = [bits for bits in self.bits if math.ceil(num_in * bits / dequantize.WORD_BITS) == words]
         # The shape is data of the file, and memory is allocated by it.
         if shape[0] != num_out or num_in < 1 or len(fitting) != 1:
-            rule = f"the shape of a weight of 4 or 8 bits in [{num_out}, {words}] words"
+            named = " or ".join(map(str, self.bits))
+            rule = f"the shape of a weight of {named} bits in [{num_out}, {words}] words"
             raise module.wrong("weight_shape", rule, shape)
         (bits,) = fitting
         _, num_groups = module.need("weight_scale", FLOATS, num_out, None)
@@ -234,15 +255,15 @@ class CompressedTensors:
                 bits,
             )
 
+        is_symmetric = module.find("weight_zero_point") is None
+        blocks = None
+        is_ordered = module.has_ordered_groups("weight_g_idx", size, unset=-1)
+
         def formula(parts: Parts) -> Tensor:
-            groups = parts.get("weight_g_idx")
+            groups = None if is_ordered else parts["weight_g_idx"]
             if groups is not None:
                 _check_index(module, groups, num_groups, "weight_g_idx")
             return integers(parts).dequantize(groups)
-
-        is_symmetric = module.find("weight_zero_point") is None
-        blocks = None
-        is_ordered = module.has_ordered_groups("weight_g_idx", size)
 
         def stored(parts: Parts) -> PackedWeight:
             order, zeros = None if is_ordered else parts["weight_g_idx"], parts.get("weight_zero_point")
@@ -262,9 +283,10 @@ class CompressedTensors:
         if is_ordered:
             if bits == 4:
                 blocks = _u4_blocks(integers, num_in, num_groups, size)
-            elif is_symmetric:
+            elif bits == 8 and is_symmetric:
                 blocks = BlockLayout(i8_format(size), lambda parts: _i8_rows(integers(parts)))
-        return module.layer((num_out, num_in), tuple(names), formula, blocks, stored)
+        is_packed = bits in (4, 8)  # in the kernels' sense
+        return module.layer((num_out, num_in), tuple(names), formula, blocks, stored if is_packed else None)
 
 
 @attrs.frozen
@@ -309,6 +331,8 @@ def scaled_layer(
         UnsupportedModel: weight and scales do not fit each other.
     """
     num_out, num_in = module.need("weight", ("I8", "F8_E4M3"), None, None)
+    if min(num_out, num_in) < 1:
+        raise module.wrong("weight", "of at least one row and one column", [num_out, num_in])
     if module.find("weight_zero_point") is not None:
         raise module.wrong("weight_zero_point", "absent: int8 weights must be symmetric", "a tensor")
     scale = module.find(scale_part)
@@ -361,6 +385,31 @@ def _u4_blocks(
 def _i8_rows(read: GroupedIntegers) -> BlockRows:
     # Symmetric: the zeros are all the same, in the middle.
     return i8_rows(read.weight - read.zeros[:1, :1], read.scales)
+
+
+def _dynamic(fields: Fields) -> Iterator[tuple[re.Pattern[str], Gptq | None]]:
+    """Yield the settings of single modules in `quantization_config`, as GPTQModel writes and reads them.
+
+    Raises:
+        ModelFileError: a setting is wrong, or no settings follow a name.
+    """
+    dynamic = fields.section("dynamic")
+    for name in () if dynamic is None else dynamic.values:
+        kind, pattern = (name[:2], name[2:]) if name[:2] in ("+:", "-:") else ("+:", name)
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise fields.wrong(
+                "dynamic", f"of regular expressions, which {pattern!r} is not ({error})"
+            ) from None
+        own = None if dynamic is None else dynamic.section(name)
+        if own is None:
+            raise fields.wrong("dynamic", f"of settings, which {name!r} has none of")
+        # Modules that are left out are not quantised, and told by their tensors.
+        if kind == "-:" or not own.values:
+            yield compiled, None
+        else:
+            yield compiled, Gptq._of_all(attrs.evolve(own, values={**fields.values, **own.values}))
 
 
 def _group_size(fields: Fields, default: int) -> int | None:

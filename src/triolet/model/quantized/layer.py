@@ -101,12 +101,20 @@ class Module:
             packed=packed,
         )
 
-    def has_ordered_groups(self, part: str, size: int) -> bool:
-        """Tell whether an index, if there is one, gives each `size` consecutive inputs a group."""
+    def has_ordered_groups(self, part: str, size: int, unset: int | None = None) -> bool:
+        """Tell whether an index, if there is one, gives each `size` consecutive inputs a group.
+
+        Args:
+            part: name of the index after the module's.
+            size: of a group.
+            unset: a number that says, wherever it stands, that the index was never filled in.
+        """
         stored = self.find(part)
         if stored is None:
             return True
         index = self.checkpoint.read_raw(self.full(part))
+        if unset is not None and bool((index == unset).any()):
+            return True
         return torch.equal(index.long(), torch.arange(index.numel()) // size)
 
     def check_groups(self, part: str, num_groups: int, num_in: int, group_size: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from triolet.model.folder.json_fields import Fields
 
@@ -13,6 +13,8 @@ Block = tuple[int, int]
 USUAL = 128
 """Side of the blocks of most checkpoints, whose last one may be cut off."""
 
+_MOST_BITS = 8  # of an integer that is packed
+
 
 def named_blocks(fields: Fields) -> tuple[Block, ...]:
     """Read the blocks and groups that `config_groups` of compressed-tensors names.
@@ -21,12 +23,7 @@ def named_blocks(fields: Fields) -> tuple[Block, ...]:
         ModelFileError: a size is not a positive integer.
     """
     found: list[Block] = []
-    groups = fields.section("config_groups")
-    for name in () if groups is None else groups.values:
-        group = None if groups is None else groups.section(name)
-        weights = None if group is None else group.section("weights")
-        if weights is None:
-            continue
+    for weights in _schemes(fields):
         block = weights.values.get("block_structure")
         if isinstance(block, str):  # older files say 128x128
             block = [int(size) if size.isdecimal() else 0 for size in block.split("x")]
@@ -37,6 +34,26 @@ def named_blocks(fields: Fields) -> tuple[Block, ...]:
         elif weights.values.get("group_size") not in (None, -1):
             found.append((1, weights.integer("group_size", 1)))
     return tuple(dict.fromkeys(found))
+
+
+def named_bits(fields: Fields) -> tuple[int, ...]:
+    """Read the bits of packed integers that `config_groups` of compressed-tensors names; 4 and 8 if it names none.
+
+    Raises:
+        ModelFileError: a number of bits is not a positive integer.
+    """
+    named = {weights.integer("num_bits", 8) for weights in _schemes(fields) if "num_bits" in weights}
+    return tuple(sorted(bits for bits in named if bits <= _MOST_BITS)) or (4, 8)
+
+
+def _schemes(fields: Fields) -> Iterator[Fields]:
+    """Yield what `config_groups` says of weights, group by group."""
+    groups = fields.section("config_groups")
+    for name in () if groups is None else groups.values:
+        group = None if groups is None else groups.section(name)
+        weights = None if group is None else group.section("weights")
+        if weights is not None:
+            yield weights
 
 
 def block_of(shape: tuple[int, int], scales: tuple[int, int], named: Sequence[Block]) -> Block | None:

@@ -26,6 +26,7 @@ from triolet.model.architectures.decoder_config import DecoderConfig
 from triolet.model.architectures.weight_map import WeightSource, plan_tensors
 from triolet.model.folder.json_fields import read_json_object
 from triolet.model.folder.pooling_config import module_folders
+from triolet.model.folder.tokenizer_settings import TEMPLATES
 from triolet.model.quantized.dequantize import WORD_BITS
 
 _FILE_BYTES = 4 * 2**30
@@ -84,6 +85,8 @@ def write_integers(
         for path in folder.iterdir():
             if path.suffix in _COPIED and path.name not in ("config.json", "model.safetensors.index.json"):
                 shutil.copyfile(path, partial / path.name)
+        if (templates := folder / TEMPLATES).is_dir():
+            shutil.copytree(templates, partial / TEMPLATES)
         for module in module_folders(folder):
             shutil.copytree(module, partial / module.relative_to(folder), dirs_exist_ok=True)
         described = read_json_object(folder / "config.json")

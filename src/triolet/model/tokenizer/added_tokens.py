@@ -45,7 +45,7 @@ def _missing(
     listed = settings.get("added_tokens_decoder")
     numbered: Mapping[int, AddedToken | None]
     if isinstance(listed, Mapping):
-        numbered = {int(key): _token(token) for key, token in listed.items() if key.isdecimal()}
+        numbered = {int(key): _token(token) for key, token in listed.items() if _is_id(key)}
     else:
         texts = {token.content for token in special}
         numbered = {
@@ -72,7 +72,9 @@ def _missing(
 def _special_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
     if isinstance(more, Mapping):
-        more = more.values()
+        more = list(more.values())
+    elif not isinstance(more, list):
+        more = []
     for value in (*(settings.get(f"{name}_token") for name in _NAMED), *more):
         if (token := _token(value)) is not None:
             yield token
@@ -80,12 +82,24 @@ def _special_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 def _token(value: object) -> AddedToken | None:
     """Return a token from its text, then a special one, or from an object with its flags; None of anything else."""
-    if isinstance(value, str) and value:
+    if isinstance(value, str) and _is_text(value):
         return AddedToken(value, special=True)
-    if not isinstance(value, Mapping) or not isinstance(text := value.get("content"), str) or not text:
+    if not isinstance(value, Mapping) or not isinstance(text := value.get("content"), str):
+        return None
+    if not _is_text(text):
         return None
     flags = {name: value[name] for name in _FLAGS if isinstance(value.get(name), bool)}
     return AddedToken(text, **flags)
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether a token can have this text: some, without halves of surrogate pairs, which JSON may hold."""
+    return bool(text) and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _is_id(key: str) -> bool:
+    # Python reads no numbers of thousands of digits.
+    return key.isdecimal() and len(key) < 20
 
 
 def _set_prefix_space(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
-from triolet.model.folder.tokenizer_settings import tokenizer_settings
+from triolet.model.folder.tokenizer_settings import TEMPLATES, tokenizer_settings
 from triolet.model.tokenizer.added_tokens import apply_settings
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
@@ -413,10 +413,11 @@ def _load_gguf_tokenizer(path: Path) -> TextTokenizer | None:
 
     if (read := read_gguf_tokenizer(GgufFile.open(path))) is None:
         return None
-    template = (
-        None if read.chat_template is None else _compiled_or_error(read.chat_template, read.template_tokens)
+    template, tool_template = (
+        None if source is None else _compiled_or_error(source, read.template_tokens)
+        for source in (read.chat_template, read.tool_template)
     )
-    return TextTokenizer(read.backend, template, read.template_tokens)
+    return TextTokenizer(read.backend, template, read.template_tokens, tool_template=tool_template)
 
 
 def _written_out(backend: tokenizers.Tokenizer) -> bytes:
@@ -484,9 +485,9 @@ def _source_of(template: ChatTemplate | ChatTemplateError | None) -> str:
 def _template_source(folder: Path, settings: Mapping[str, Any], name: str) -> str | None:
     # Newer folders have it in a file of its own, which goes before the settings.
     default = folder / "chat_template.jinja"
-    path = default if name == "default" else folder / "additional_chat_templates" / f"{name}.jinja"
+    path = default if name == "default" else folder / TEMPLATES / f"{name}.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     if default.is_file():
         return None
     # Folders of models with images, as transformers 4 wrote them, have it in a JSON file of its own.
@@ -505,12 +506,20 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(path, f"cannot be read: {reason}") from error
+
+
 def _read_json(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelFileError(path, "must hold one JSON object")
