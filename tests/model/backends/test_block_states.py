@@ -45,7 +45,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2"])
+@pytest.fixture(
+    scope="module", params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2", "mamba", "minimax", "zamba"]
+)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     folder: Path = make_model(request.param, tmp_path_factory.mktemp("hybrid"))
     ids = tokens(LENGTH)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.architectures.decoder_config import MambaConfig
+from triolet.model.architectures.recurrent.configs import MambaConfig
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
 from triolet.model.backends.layers.recurrent.batches import over_batches
