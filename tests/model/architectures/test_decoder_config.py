@@ -40,6 +40,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Glm4MoeConfig": {"head_dim": 128},
     "Ernie4_5_MoeConfig": {"moe_num_experts": 128},
     "HunYuanMoEV1Config": {"num_experts": 128},
+    "KimiLinearConfig": {"num_local_experts": 960},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 16},
 }
 
@@ -65,6 +66,8 @@ def test_other_names_of_a_field_are_read_as_the_config_class_reads_them_alone_an
         if "layers_block_type" in (other, name):  # lists of kinds have a test of their own
             continue
         one, two = (48.0, 96.0) if name.endswith("eps") else (48, 96)
+        if name == "moe_renormalize":
+            one, two = False, True
         for fields in ({other: one}, {name: two}, {other: one, name: two}):
             config = {**NEEDED.get(class_name, {}), **fields}
             read = json.loads(config_class.from_dict(dict(config)).to_json_string(use_diff=False))

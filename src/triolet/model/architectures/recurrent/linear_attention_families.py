@@ -173,12 +173,12 @@ def _lightning(config: DecoderConfig, index: int, count: int) -> LightningConfig
 
 
 _KIMI_ALIASES = {
-    "max_position_embeddings": "model_max_length",
-    "norm_topk_prob": "moe_renormalize",
-    "n_group": "num_expert_group",
-    "num_local_experts": "num_experts",
-    "num_experts_per_tok": "num_experts_per_token",
-    "n_shared_experts": "num_shared_experts",
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "num_local_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
 }
 _KIMI_NAMES = TensorNames(
     router="block_sparse_moe.gate",
@@ -205,15 +205,7 @@ _KIMI_LATENT = LatentConfig(query_size=None, latent_size=512, rotary_size=64, pl
 
 def kimi_linear(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read a Kimi Linear: Kimi delta attention, every fourth layer latent attention without positions, and experts."""
-    values = with_aliases(fields, _KIMI_ALIASES).values
-    # What the rest of the families call them.
-    fields = attrs.evolve(
-        fields,
-        values={
-            **values,
-            **{ours: values[theirs] for ours, theirs in _KIMI_ALIASES.items() if theirs in values},
-        },
-    )
+    fields = with_aliases(fields, _KIMI_ALIASES)
     defaults = Defaults(
         vocab_size=163_840,
         hidden_size=2304,

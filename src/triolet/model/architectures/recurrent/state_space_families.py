@@ -19,6 +19,7 @@ from triolet.model.architectures.family_common import (
     activation_of,
     base_config,
     checked_experts,
+    with_aliases,
     with_layers,
 )
 from triolet.model.architectures.recurrent.configs import Mamba1Config, MambaConfig
@@ -147,6 +148,7 @@ def jamba(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         num_key_value_heads=8,
         max_position_embeddings=262_144,
     )
+    fields = with_aliases(fields, {"num_local_experts": "num_experts"})
     config = base_config(fields, defaults, max_model_len)
     recurrent = Mamba1Config(
         channels=fields.integer("mamba_expand", 2) * config.hidden_size,

@@ -17,7 +17,6 @@ from triolet.model.architectures.family_common import (
     unsupported,
     with_aliases,
     with_layers,
-    without,
 )
 from triolet.model.architectures.recurrent.configs import (
     Mamba1Config,
@@ -30,6 +29,8 @@ from triolet.model.folder.json_fields import Fields
 
 HYBRID = "hybrid"
 """Kind of a layer with a shared block in front of its recurrence."""
+
+_HEAD_DIM = {"attention_head_dim": "head_dim"}
 
 _ZAMBA_NAMES = TensorNames(
     final_norm="final_layernorm",
@@ -61,6 +62,8 @@ def zamba(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         hidden_act="gelu",
         tie_word_embeddings=True,
     )
+    # As in transformers, the first name wins here, and the second in Zamba2.
+    fields = with_aliases(with_aliases(fields, {"head_dim": "attention_head_dim"}), _HEAD_DIM)
     config = _base(fields, defaults, max_model_len)
     both = 2 * config.hidden_size
     if (width := fields.optional_integer("attention_hidden_size") or both) != both:
@@ -103,7 +106,7 @@ def zamba2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         tie_word_embeddings=True,
     )
     defaults = attrs.evolve(defaults, intermediate_size=4 * fields.integer("hidden_size", 2560))
-    config = _base(fields, defaults, max_model_len)
+    config = _base(with_aliases(fields, _HEAD_DIM), defaults, max_model_len)
     has_bias = fields.flag("add_bias_linear", False)
     recurrent = _zamba2_mamba(fields, config.hidden_size, has_bias)
     pattern = [
@@ -161,15 +164,13 @@ def _zamba2_mamba(fields: Fields, hidden_size: int, has_bias: bool) -> MambaConf
 
 def _base(fields: Fields, defaults: Defaults, max_model_len: int | None) -> DecoderConfig:
     """Return the configuration without its recurrences; heads are parts of stream and embedding together."""
-    fields = with_aliases(fields, {"head_dim": "attention_head_dim"})
     if not fields.flag("tie_word_embeddings", True):
         # transformers then shares no blocks either.
         raise unsupported(fields, "tie_word_embeddings", "true")
     hidden_size = fields.integer("hidden_size", defaults.hidden_size)
     num_heads = fields.integer("num_attention_heads", defaults.num_attention_heads)
-    head_dim = fields.optional_integer("attention_head_dim") or 2 * hidden_size // num_heads
-    defaults = attrs.evolve(defaults, head_dim=head_dim)
-    return base_config(without(fields, "head_dim"), defaults, max_model_len)
+    defaults = attrs.evolve(defaults, head_dim=2 * hidden_size // num_heads)
+    return base_config(fields, defaults, max_model_len)
 
 
 def _with_blocks(

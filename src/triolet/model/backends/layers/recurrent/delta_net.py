@@ -1,4 +1,4 @@
-"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next and Qwen3.5.
+"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next, Qwen3.5 and OLMo Hybrid.
 
 A layer projects a token to queries, keys, values and a gate, and to a decay and a rate per head. Queries, keys and
 values pass a convolution over the last few tokens; `delta_rule` is the recurrence. Its outputs are normalised per head,

@@ -1,4 +1,4 @@
-"""Mamba-2 layers over a paged cache of states: Granite 4, Bamba, Nemotron-H, Falcon-H1.
+"""Mamba-2 layers over a paged cache of states: Mamba-2 itself, Granite 4, Bamba, Nemotron-H, Falcon-H1, Zamba2.
 
 A layer projects a token to a gate, to the channels of a convolution over the last few tokens, and to a step per head.
 What the convolution gives are the heads' inputs and what their states are written and read with (`mamba_scan`). The
