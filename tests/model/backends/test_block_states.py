@@ -46,7 +46,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(
-    scope="module", params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2", "mamba", "minimax", "zamba"]
+    scope="module",
+    params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2", "mamba", "minimax-window", "zamba"],
 )
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
     folder: Path = make_model(
