@@ -40,6 +40,15 @@ def test_a_state_may_be_the_inputs_of_a_convolution_alone(tmp_path: Path) -> Non
     assert load(make_model("lfm2", tmp_path)).block_size == 16
 
 
+def test_a_model_of_states_alone_has_room_for_any_length_in_a_few_blocks(tmp_path: Path) -> None:
+    folder = make_model("mamba2", tmp_path)
+    info = load(folder, num_kv_blocks=4)
+    assert (info.block_size, info.cache_windows) == (2048, (2,))
+    assert info.max_model_len == info.max_position == 2**20
+    # A row keeps two blocks, and a step's chunk takes as many as it has tokens for.
+    assert load(folder, max_num_seqs=3, max_num_batched_tokens=4096).num_kv_blocks == 2 * 3 + 2
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -93,6 +93,52 @@ _GRANITE_HYBRID = {
     "logits_scaling": 3.0,
 }
 
+_MAMBA = {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}
+_MAMBA2 = {**_MAMBA, "num_heads": 8, "head_dim": 16, "state_size": 16}
+_JAMBA = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 4,
+    "mamba_d_state": 8,
+}
+_ZAMBA = {
+    **_SIZES,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 2,
+    "mamba_d_state": 8,
+}
+_ZAMBA2 = {
+    **_SIZES,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 4,
+    "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+    "mamba_d_state": 16,
+    "adapter_rank": 5,
+    # A limit of steps that transformers has for prompts alone: pull request 48989.
+    "time_step_min": 1e-9,
+}
+_KIMI = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "model_max_length": 256,
+    "num_experts": 6,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "linear_num_heads": 3,
+    "linear_head_dim": 16,
+}
+
 _FALCON_MULTIPLIERS = {
     "embedding_multiplier": 1.7,
     "lm_head_multiplier": 0.6,
@@ -492,6 +538,141 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "ssm_multipliers": [0.5, 1.25, 0.9, 1.1, 0.8],
         },
     ),
+    "mamba2": ("Mamba2ForCausalLM", "Mamba2Config", {**_MAMBA2, "n_groups": 2}),
+    "mamba2-biased": (
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {
+            **_MAMBA2,
+            "n_groups": 1,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mamba": ("MambaForCausalLM", "MambaConfig", _MAMBA),
+    "mamba-biased": (
+        "MambaForCausalLM",
+        "MambaConfig",
+        {
+            **_MAMBA,
+            "conv_kernel": 3,
+            "expand": 3,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "time_step_rank": 7,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-mamba": ("FalconMambaForCausalLM", "FalconMambaConfig", {**_MAMBA, "mixer_rms_eps": 1e-3}),
+    "jamba": ("JambaForCausalLM", "JambaConfig", _JAMBA),
+    "jamba-dense": (
+        "JambaForCausalLM",
+        "JambaConfig",
+        {
+            **_JAMBA,
+            "num_experts": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": 6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "zamba": ("ZambaForCausalLM", "ZambaConfig", _ZAMBA),
+    "zamba-biased": (
+        "ZambaForCausalLM",
+        "ZambaConfig",
+        {
+            **_ZAMBA,
+            "layers_block_type": ["hybrid", "mamba", "hybrid"],
+            "num_hidden_layers": 3,
+            "n_mamba_heads": 1,
+            "attention_head_dim": 24,
+            "num_key_value_heads": 2,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": 6,
+        },
+    ),
+    "zamba2": ("Zamba2ForCausalLM", "Zamba2Config", {**_ZAMBA2, "num_mem_blocks": 2, "use_mem_rope": True}),
+    "zamba2-biased": (
+        "Zamba2ForCausalLM",
+        "Zamba2Config",
+        {
+            **_ZAMBA2,
+            "mamba_ngroups": 2,
+            "add_bias_linear": True,
+            "use_shared_attention_adapter": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+    "olmo-hybrid": (
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "linear_value_head_dim": 12,  # as large as keys: transformers writes convolutions in equal parts
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "olmo-hybrid-rope": (
+        "OlmoHybridForCausalLM",
+        "OlmoHybridConfig",
+        {
+            **_SIZES,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minimax": (
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
+        {
+            **_SIZES,
+            "num_local_experts": 4,
+            "block_size": 8,
+            "full_attn_alpha_factor": 1.1,
+            "full_attn_beta_factor": 0.8,
+            "linear_attn_alpha_factor": 1.3,
+            "linear_attn_beta_factor": 0.9,
+            "mlp_alpha_factor": 0.7,
+            "mlp_beta_factor": 1.2,
+        },
+    ),
+    "minimax-window": (
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
+        {
+            **_SIZES,
+            "head_dim": 12,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "num_local_experts": 3,
+            "sliding_window": 9,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "kimi-linear": ("KimiLinearForCausalLM", "KimiLinearConfig", {**_KIMI, "num_hidden_layers": 6}),
+    "kimi-linear-groups": (
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        {
+            **_KIMI,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+            "num_expert_group": 3,
+            "topk_group": 2,
+            "q_lora_rank": 24,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
     "nemotron-h": (
         "NemotronHForCausalLM",
         "NemotronHConfig",
@@ -782,6 +963,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 # One of each kind, for tests that need not see every variant.
+# Written with the names of transformers' own modules, not with those of published files.
+TRANSFORMERS_NAMES = ("olmo-hybrid-rope",)
+
 NATIVE_FAMILIES = (
     "llama", "smollm", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3-moe",
     "gpt-oss", "deepseek-v2", "deepseek-v3", "granite-hybrid", "qwen3-next",
@@ -820,7 +1004,7 @@ def make_model(
     )
     model = getattr(transformers, model_class)(config)
     randomise(model, seed)
-    model.to(dtype).save_pretrained(path)
+    model.to(dtype).save_pretrained(path, save_original_format=family not in TRANSFORMERS_NAMES)
     if with_tokenizer:
         write_tokenizer(path)
     return path
@@ -832,6 +1016,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     is_gemma = (
         "Gemma" in type(model).__name__
     )  # scales its embeddings up, and adds 1 to the weights of its norms
+    # Its shared block has no residual stream: what it gives would drown the rest, and rounding with it.
+    is_zamba = type(model).__name__.startswith("Zamba")
     embedding_std = 0.03 if is_gemma else 0.25
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -847,8 +1033,11 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(1.0 + noise * 0.2)
             elif parameter.ndim == 1:
                 parameter.copy_(noise * 0.2)
+            elif is_zamba and name.endswith(("q_proj.weight", "k_proj.weight", ".linear.weight", "0.weight")):
+                parameter.copy_(noise * 0.05)
             else:
-                parameter.copy_(noise * (embedding_std if "emb" in name or ".wte" in name else 0.25))
+                std = 0.18 if is_zamba else 0.25
+                parameter.copy_(noise * (embedding_std if "emb" in name or ".wte" in name else std))
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)

@@ -181,7 +181,7 @@ class EngineConfig(Configuration):
     block_size: int | None = option(
         # half a block per request is wasted on average; larger blocks waste more, smaller ones make block tables longer
         f"Tokens in a KV block; by default {DEFAULT_BLOCK_SIZE}, for a recurrent model so many that their keys and "
-        "values take as much memory as a block's states.",
+        "values take as much memory as a block's states, or 2048 where it keeps states alone.",
         default=None,
         rule=whole(1, optional=True),
     )

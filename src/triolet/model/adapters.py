@@ -28,7 +28,8 @@ from triolet.errors import AdapterError
 from triolet.kernels._triton import run_or_reference
 from triolet.kernels.lora import AdapterTiles, LowRankPair, LowRankTable, add_low_rank, add_low_rank_triton
 from triolet.model.architectures.decoder_config import DecoderConfig
-from triolet.model.architectures.weight_map import TensorPlan, parted_heads
+from triolet.model.architectures.tensor_plans import TensorPlan
+from triolet.model.architectures.weight_map import parted_heads
 from triolet.model.folder.adapter_files import AdapterFiles, AdapterTensor, read_adapter
 
 EMBEDDING, HEAD = "embedding", "head"

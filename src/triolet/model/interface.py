@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 NUM_VERSIONS = 2
 """Versions of a block's state: what a step reads, and what it writes."""
 
+STATE_WINDOW = 2
+"""Window of a layer that keeps states alone: it reads the one after the token before, in the block of that token."""
+
 
 @attrs.frozen(kw_only=True)
 class LayerStateSpec:

@@ -33,8 +33,8 @@ from triolet.model.architectures.decoder_config import (
 from triolet.model.architectures.families import is_bidirectional, native_family, parse_decoder_config
 from triolet.model.architectures.kv_format import KV_DTYPES, NO_SCALES, KvFormat, read_kv_scales
 from triolet.model.architectures.language_part import language_config, language_name
+from triolet.model.architectures.tensor_plans import TensorPlan
 from triolet.model.architectures.weight_map import (
-    TensorPlan,
     WeightReader,
     WeightSource,
     check_fit,

@@ -19,6 +19,7 @@ from triolet.model.architectures.decoder_config import (
     read_config,
 )
 from triolet.model.architectures.families import is_native, parse_decoder_config
+from triolet.model.architectures.recurrent.configs import KimiDeltaConfig
 
 FOLDER = Path("folder")
 
@@ -39,6 +40,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Glm4MoeConfig": {"head_dim": 128},
     "Ernie4_5_MoeConfig": {"moe_num_experts": 128},
     "HunYuanMoEV1Config": {"num_experts": 128},
+    "KimiLinearConfig": {"num_local_experts": 960},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 16},
 }
 
@@ -64,6 +66,8 @@ def test_other_names_of_a_field_are_read_as_the_config_class_reads_them_alone_an
         if "layers_block_type" in (other, name):  # lists of kinds have a test of their own
             continue
         one, two = (48.0, 96.0) if name.endswith("eps") else (48, 96)
+        if name == "moe_renormalize":
+            one, two = False, True
         for fields in ({other: one}, {name: two}, {other: one, name: two}):
             config = {**NEEDED.get(class_name, {}), **fields}
             read = json.loads(config_class.from_dict(dict(config)).to_json_string(use_diff=False))
@@ -208,6 +212,28 @@ def test_layers_may_be_named_as_version_4_named_them_and_a_limit_that_limits_not
     assert [layer.recurrent is None for layer in first.layers] == [False, True, False, False]
 
 
+def test_a_published_kimi_linear_numbers_its_layers_from_one_and_says_its_heads_in_a_section() -> None:
+    own = {"num_heads": 8, "head_dim": 64, "short_conv_kernel_size": 3, "full_attn_layers": [2, 4]}
+    section = {**own, "kda_layers": [1, 3, 5]}
+    read = parse("KimiLinearForCausalLM", num_hidden_layers=5, linear_attn_config=section)
+    delta = KimiDeltaConfig(num_heads=8, head_dim=64, kernel_size=3)
+    assert [layer.recurrent for layer in read.layers] == [delta, None, delta, None, delta]
+    assert [layer.latent is None for layer in read.layers] == [True, False, True, False, True]
+    assert [layer.moe is None for layer in read.layers] == [True, False, False, False, False]
+
+
+def test_an_olmo_hybrid_whose_rotary_base_is_null_does_not_encode_positions() -> None:
+    def turns(**fields: Any) -> bool:
+        layers = parse("OlmoHybridForCausalLM", **fields).layers
+        assert all(layer.rope is None for layer in layers if layer.recurrent is not None)
+        return any(layer.rope is not None for layer in layers)
+
+    assert turns()
+    assert turns(rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert not turns(rope_parameters={"rope_type": "default", "rope_theta": None})
+    assert not turns(rope_theta=None)
+
+
 # ------------------------------------------------------------------------------------- what is refused
 
 
@@ -295,6 +321,33 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
             {"mlp_bias": True, "mlp_multipliers": [1.0, 0.5]},
             "mlp_bias",
         ),
+        ("Mamba2ForCausalLM", ModelFileError, {"num_heads": 100}, "num_heads.*expand"),
+        ("Mamba2ForCausalLM", ModelFileError, {"n_groups": 3}, "n_groups"),
+        ("Mamba2ForCausalLM", UnsupportedModel, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ("MambaForCausalLM", ModelFileError, {"time_step_rank": "large"}, "time_step_rank"),
+        ("JambaForCausalLM", ModelFileError, {"attn_layer_offset": 8}, "attn_layer_offset"),
+        ("JambaForCausalLM", ModelFileError, {"num_experts_per_tok": 17}, "num_experts_per_tok"),
+        ("ZambaForCausalLM", UnsupportedModel, {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("ZambaForCausalLM", UnsupportedModel, {"attention_hidden_size": 3712}, "attention_hidden_size"),
+        ("ZambaForCausalLM", ModelFileError, {"n_mamba_heads": 3}, "n_mamba_heads"),
+        ("ZambaForCausalLM", UnsupportedModel, {"layers_block_type": ["mamba"] * 76}, "layers_block_type"),
+        ("Zamba2ForCausalLM", UnsupportedModel, {"use_long_context": True}, "use_long_context"),
+        ("Zamba2ForCausalLM", ModelFileError, {"mamba_ngroups": 3}, "mamba_ngroups"),
+        (
+            "Zamba2ForCausalLM",
+            UnsupportedModel,
+            {"use_shared_attention_adapter": True, "num_key_value_heads": 8},
+            "num_key_value_heads",
+        ),
+        ("OlmoHybridForCausalLM", UnsupportedModel, {"linear_num_key_heads": 15}, "linear_num_key_heads"),
+        ("MiniMaxForCausalLM", ModelFileError, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        (
+            "KimiLinearForCausalLM",
+            ModelFileError,
+            {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]}},
+            "full_attn_layers",
+        ),
+        ("KimiLinearForCausalLM", UnsupportedModel, {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
         ("SmolLM3ForCausalLM", ModelFileError, {"no_rope_layers": [1]}, "no_rope_layers"),
         (
             "Ministral3ForCausalLM",

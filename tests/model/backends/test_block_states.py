@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.backends.test_decoder_parity import TOLERANCE, reference, reference_logits, tokens
+from tests.model.backends.test_decoder_parity import SEEDS, TOLERANCE, reference, reference_logits, tokens
 from tests.model.paged import PagedDriver, PagedSequence
 from tests.model.tiny import make_model
 from triolet.errors import InvariantViolated
@@ -45,9 +45,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2"])
+@pytest.fixture(
+    scope="module",
+    params=["granite-hybrid-dense", "qwen3-next-dense", "lfm2", "mamba", "minimax-window", "zamba"],
+)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Hybrid:
-    folder: Path = make_model(request.param, tmp_path_factory.mktemp("hybrid"))
+    folder: Path = make_model(
+        request.param, tmp_path_factory.mktemp("hybrid"), seed=SEEDS.get(request.param, 0)
+    )
     ids = tokens(LENGTH)
     return Hybrid(load_model(str(folder)).model, ids, reference_logits(reference(folder), ids))
 

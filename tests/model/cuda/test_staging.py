@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.model.cuda.fake_graph import FakeDevice
-from triolet.model.architectures.weight_map import TensorPlan, WeightReader
+from triolet.model.architectures.tensor_plans import TensorPlan
+from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.cuda import staging
 from triolet.model.cuda.staging import PinnedStaging
 from triolet.model.folder.checkpoint import Checkpoint

@@ -13,8 +13,9 @@ from triolet.actors.executors.contract import with_kv_cache
 from triolet.config.engine import DEFAULT_BLOCK_SIZE, EngineConfig
 from triolet.core.kv_cache.cache_groups import CacheGroup
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import ConfigError
-from triolet.model.interface import LayerCacheSpec, LayerStateSpec, ModelSpec
+from triolet.model.interface import STATE_WINDOW, LayerCacheSpec, LayerStateSpec, ModelSpec
 from triolet.model.memory import kv_cache
 from triolet.model.memory.kv_cache import (
     allocate_kv_cache,
@@ -194,6 +195,41 @@ def test_keys_and_values_of_a_block_take_as_much_memory_as_its_states_unless_no_
     recurrent: tuple[int, ...], longest: int, expected: int
 ) -> None:
     assert block_size_of(recurrent_spec(recurrent), longest) == expected
+
+
+STATES_ALONE = attrs.evolve(
+    recurrent_spec(),
+    cache_layers=(
+        LayerCacheSpec(
+            num_kv_heads=0,
+            head_dim=0,
+            state=LayerStateSpec(convolution=(3, 10), recurrent=(4, 5)),
+            window=STATE_WINDOW,
+        ),
+    )
+    * 3,
+    takes_cache_groups=True,
+)
+
+
+def test_a_block_of_states_alone_has_the_tokens_of_a_step_unless_no_sequence_is_so_long() -> None:
+    assert block_size_of(STATES_ALONE, 10**6) == DEFAULT_BATCHED_TOKENS
+    assert block_size_of(STATES_ALONE, 100) == 128
+
+
+def test_a_sequence_of_states_alone_keeps_two_blocks_however_long_it_is() -> None:
+    groups = cache_groups_of(STATES_ALONE, longest=10**6)
+    assert groups == (CacheGroup(layers=(0, 1, 2), window=STATE_WINDOW),)
+    windows = windows_of(groups)
+    assert windows.num_needed(10**6, 16) == 2
+    # The token at index 16 reads the state after the one before it, in the block before; the next one does not.
+    assert (windows.num_behind(16, 16), windows.num_behind(17, 16)) == (0, 1)
+
+
+def test_states_beside_layers_with_attention_are_kept_as_long_as_their_keys() -> None:
+    attention = LayerCacheSpec(num_kv_heads=2, head_dim=8)
+    spec = attrs.evolve(STATES_ALONE, cache_layers=(*STATES_ALONE.cache_layers, attention))
+    assert cache_groups_of(spec, longest=10**6) == (CacheGroup(layers=(0, 1, 2, 3)),)
 
 
 def test_a_model_without_states_has_the_default_block_size() -> None:

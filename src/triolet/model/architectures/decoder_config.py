@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from triolet.errors import ModelFileError, ModelNotFound, UnsupportedModel
+from triolet.model.architectures.recurrent.configs import RecurrentConfig, SharedBlockConfig
 from triolet.model.architectures.rope import Rope
 from triolet.model.folder.json_fields import Fields, read_json_object
 
@@ -91,19 +92,40 @@ class TensorNames:
     shared_out: str = "mlp.shared_expert.down_proj"
     head_gate: str = "self_attn.gate_proj"
     shared_gate: str = "mlp.shared_expert_gate"
-    # What a recurrent layer has in place of attention; the last three are whole names.
+    # Of a layer with a shared block in front of its recurrence (Zamba): what the names of the recurrence begin with,
+    # the projection between the two, and the matrices of the block's adapters, of which `{part}` is 0 or 1.
+    behind_shared_block: str = "mamba_decoder."
+    shared_block_out: str = "linear"
+    qkv_adapters: tuple[str, ...] = (
+        "self_attn.linear_q_adapter_list.{adapter}.{part}",
+        "self_attn.linear_k_adapter_list.{adapter}.{part}",
+        "self_attn.linear_v_adapter_list.{adapter}.{part}",
+    )
+    mlp_adapter: str = "feed_forward.gate_up_proj_adapter_list.{adapter}.{part}"
+    # What a recurrent layer has in place of attention; the last five are whole names.
     recurrent_in: tuple[str, ...] = ("mamba.in_proj",)
     recurrent_rates: tuple[str, ...] = ()  # of a gated delta net
+    # Two matrices each of Kimi's delta attention, for decays and for the gate; one for the gate of lightning attention.
+    recurrent_decays: tuple[str, ...] = ()
+    recurrent_gates: tuple[str, ...] = ()
     recurrent_convolution: str = "mamba.conv1d"
+    # Those of queries, keys and values, where a checkpoint has them one by one.
+    recurrent_convolutions: tuple[str, ...] = ()
     recurrent_norm: str = "mamba.norm"
     recurrent_out: str = "mamba.out_proj"
+    # Of Mamba: norms of what steps come from, of what is written and of what is read.
+    recurrent_select_norms: tuple[str, ...] = ("mamba.dt_layernorm", "mamba.b_layernorm", "mamba.c_layernorm")
+    recurrent_select: str = "mamba.x_proj.weight"  # of Mamba
+    recurrent_steps: str = "mamba.dt_proj.weight"  # of Mamba
     recurrent_step_bias: str = "mamba.dt_bias"
     recurrent_decay: str = "mamba.A_log"
-    recurrent_skip: str = "mamba.D"  # of Mamba
+    recurrent_skip: str = "mamba.D"  # of both Mambas
     transposed: bool = False  # linear weights lie as [in, out] (GPT-2's Conv1D)
     # Endings of names that hold no weights, such as masks that old versions stored.
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     ignored_prefixes: tuple[str, ...] = ()  # of modules that generation does without
+    # Parts of names, and what stands in their place in files that have no tensor of the name itself.
+    other_parts: tuple[tuple[str, str], ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -169,100 +191,11 @@ class LatentConfig:
 
 
 @attrs.frozen(kw_only=True)
-class MambaConfig:
-    """A Mamba-2 layer: heads whose state, [head_dim, state_size], decays and is added to. Source: arXiv 2405.21060."""
-
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int  # heads of a group share what is written into their states, and what is read from them
-    kernel_size: int  # of the convolution before it, tokens
-    convolution_bias: bool
-    projection_bias: bool
-    activation: str  # of what the convolution gives
-    # What tokens are projected to is multiplied by these: gate, heads, what is written, what is read, steps.
-    projection_scales: tuple[float, float, float, float, float] | None = None
-    is_normed: bool = True  # what the heads give is normalised per group
-    norms_before_gate: bool = False  # it is, and the gate multiplies it afterwards
-
-    @property
-    def inner_size(self) -> int:
-        """Numbers of all heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def group_size(self) -> int:
-        """Numbers of all groups together, of what is written or of what is read."""
-        return self.num_groups * self.state_size
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: those of the heads, and what their states are written and read with."""
-        return self.inner_size + 2 * self.group_size
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        """Shape of a sequence's state."""
-        return self.num_heads, self.head_dim, self.state_size
-
-
-@attrs.frozen(kw_only=True)
-class DeltaNetConfig:
-    """A layer whose heads' states map keys to values, and are corrected by each token. Source: arXiv 2412.06464."""
-
-    num_heads: int  # of values
-    num_key_heads: int  # of queries and keys; each is shared by as many heads of values
-    key_dim: int
-    value_dim: int
-    kernel_size: int  # of the convolution before it, tokens
-    # What tokens are projected to lies head of keys after head of keys, each with what belongs to it (Qwen3-Next), not
-    # all queries, all keys, all values, all gates.
-    by_key_heads: bool = False
-
-    @property
-    def key_size(self) -> int:
-        """Numbers of all keys together."""
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Numbers of all values together."""
-        return self.num_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.key_size + self.value_size
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        """Shape of a sequence's state."""
-        return self.num_heads, self.key_dim, self.value_dim
-
-
-@attrs.frozen(kw_only=True)
-class ShortConvolutionConfig:
-    """A layer with a gated convolution over the last few tokens. Source: arXiv 2511.23404."""
-
-    channels: int
-    kernel_size: int  # tokens
-    bias: bool  # of the convolution and the projections around it
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        """Shape of a sequence's state: nothing beside the inputs of the convolution."""
-        return (0,)
-
-
-@attrs.frozen(kw_only=True)
 class LayerInputsConfig:
     """An input for each layer beside the residual stream, of a token's own rows and its embedding. Source: Gemma 3n."""
 
     size: int  # numbers of a token for one layer
     vocab_size: int  # rows of the table
-
-
-RecurrentConfig = MambaConfig | DeltaNetConfig | ShortConvolutionConfig
 
 
 @attrs.frozen(kw_only=True)
@@ -298,6 +231,17 @@ class ParallelMixers:
 
 
 @attrs.frozen(kw_only=True)
+class NormResiduals:
+    """Factors of a layer whose blocks are added to what they read behind its norm, not to the stream (MiniMax-01).
+
+    Of attention and of the feed-forward block: what it reads, and what it gives, are multiplied by them.
+    """
+
+    attention: tuple[float, float]
+    mlp: tuple[float, float]
+
+
+@attrs.frozen(kw_only=True)
 class LayerConfig:
     """Part of the configuration that may differ from layer to layer."""
 
@@ -317,6 +261,9 @@ class LayerConfig:
     # What the layer has in place of attention; None for attention.
     recurrent: RecurrentConfig | None = None
     parallel_mixers: ParallelMixers | None = None  # where it has that beside attention (Falcon-H1)
+    norm_residuals: NormResiduals | None = None  # None where the residual stream goes past the norms
+    names: TensorNames | None = None  # of its norms, where they are not the model's (OLMo Hybrid)
+    shared_block: SharedBlockConfig | None = None  # in front of its recurrence (Zamba)
     # Numbers of the checkpoint's layers that hold attention and the feed-forward block, where each is one of its own
     # (Nemotron-H), the second None without such a block; None where a layer holds both.
     stored_as: tuple[int, int | None] | None = None
@@ -324,7 +271,7 @@ class LayerConfig:
     @property
     def attends(self) -> bool:
         """True if it has attention."""
-        return self.recurrent is None or self.parallel_mixers is not None
+        return self.recurrent is None or self.parallel_mixers is not None or self.shared_block is not None
 
     @property
     def has_dense_block(self) -> bool:

@@ -309,7 +309,7 @@ def smollm3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     return with_biases(fields, with_layers(config, changes))
 
 
-_POST_NORM_NAMES = TensorNames(
+POST_NORM_NAMES = TensorNames(
     attention_norm="",
     mlp_norm="",
     post_attention_norm="post_attention_layernorm",
@@ -325,7 +325,7 @@ def olmo2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
 
 def _olmo(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     return attrs.evolve(
-        with_attention_bias(fields, config), names=_POST_NORM_NAMES, qk_norm=True, qk_norm_of_rows=True
+        with_attention_bias(fields, config), names=POST_NORM_NAMES, qk_norm=True, qk_norm_of_rows=True
     )
 
 
@@ -347,7 +347,7 @@ def exaone4(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     """Read an EXAONE 4: norms behind the blocks, and layers without a window that do not encode positions."""
     defaults = Defaults(vocab_size=102_400, intermediate_size=16384, rms_norm_eps=1e-5)
     config = base_config(fields, defaults, max_model_len)
-    return attrs.evolve(with_exaone_windows(fields, config), names=_POST_NORM_NAMES, qk_norm=True)
+    return attrs.evolve(with_exaone_windows(fields, config), names=POST_NORM_NAMES, qk_norm=True)
 
 
 def with_exaone_windows(fields: Fields, config: DecoderConfig) -> DecoderConfig:

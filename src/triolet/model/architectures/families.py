@@ -16,12 +16,15 @@ import attrs
 from triolet.errors import UnsupportedModel
 from triolet.model.architectures import dense_families as dense
 from triolet.model.architectures import gemma_families as gemma
-from triolet.model.architectures import hybrid_families as hybrid
 from triolet.model.architectures import latent_families as latent
 from triolet.model.architectures import layer_norm_families as layer_norm
-from triolet.model.architectures import liquid_families as liquid
 from triolet.model.architectures import moe_families as moe
 from triolet.model.architectures.decoder_config import DecoderConfig, first_architecture
+from triolet.model.architectures.recurrent import hybrid_families as hybrid
+from triolet.model.architectures.recurrent import linear_attention_families as linear_attention
+from triolet.model.architectures.recurrent import liquid_families as liquid
+from triolet.model.architectures.recurrent import state_space_families as state_space
+from triolet.model.architectures.recurrent import zamba_families as zamba
 from triolet.model.folder.json_fields import Fields
 
 
@@ -160,6 +163,15 @@ _FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": Family(hybrid.bamba),
     "FalconH1ForCausalLM": Family(hybrid.falcon_h1),
     "NemotronHForCausalLM": Family(hybrid.nemotron_h),
+    "JambaForCausalLM": Family(state_space.jamba),
+    "MambaForCausalLM": Family(state_space.mamba),
+    "FalconMambaForCausalLM": Family(state_space.falcon_mamba),
+    "Mamba2ForCausalLM": Family(state_space.mamba2),
+    "ZambaForCausalLM": Family(zamba.zamba),
+    "Zamba2ForCausalLM": Family(zamba.zamba2),
+    "OlmoHybridForCausalLM": Family(linear_attention.olmo_hybrid),
+    "MiniMaxForCausalLM": Family(linear_attention.minimax),
+    "KimiLinearForCausalLM": Family(linear_attention.kimi_linear),
     "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
     "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
     "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5_moe),

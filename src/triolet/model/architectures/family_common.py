@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -79,6 +79,17 @@ def without(fields: Fields, *names: str) -> Fields:
     """Return the fields of a family that has none of these, and reads none that a file may have."""
     kept = {name: value for name, value in fields.values.items() if name not in names}
     return attrs.evolve(fields, values=kept)
+
+
+def with_aliases(fields: Fields, aliases: Mapping[str, str]) -> Fields:
+    """Return the fields with what stands under other names, which win as they do in transformers.
+
+    Args:
+        fields: of config.json.
+        aliases: the name of each field's other name.
+    """
+    others = {name: fields.values[alias] for alias, name in aliases.items() if alias in fields}
+    return attrs.evolve(fields, values={**fields.values, **others})
 
 
 def positive(fields: Fields, name: str, default: float) -> float:
@@ -256,12 +267,14 @@ def layer_types(fields: Fields, default: Sequence[str]) -> tuple[str, ...]:
     return kinds
 
 
-def recurrent_kinds(fields: Fields, default: Sequence[str], recurrent: str = LINEAR) -> list[str]:
-    """Return the kind of each layer, recurrent or with attention: of the config, or without it the family's pattern."""
+def recurrent_kinds(
+    fields: Fields, default: Sequence[str], recurrent: str = LINEAR, other: str = FULL
+) -> list[str]:
+    """Return the kind of each layer, recurrent or the other: of the config, or without it the family's pattern."""
     name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
     kinds = [OLD_KINDS.get(kind, kind) for kind in fields.texts(name) or default]
-    if len(kinds) != len(default) or not set(kinds) <= {recurrent, FULL}:
-        raise unsupported(fields, name, f"{len(default)} times {recurrent} or {FULL}")
+    if len(kinds) != len(default) or not set(kinds) <= {recurrent, other}:
+        raise unsupported(fields, name, f"{len(default)} times {recurrent} or {other}")
     return kinds
 
 

@@ -61,7 +61,7 @@ def deepseek_v2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         has_shared_gate=False,
         routing=routing,
     )
-    config = _latent_config(fields, defaults, max_model_len, is_interleaved=True)
+    config = latent_config(fields, defaults, max_model_len, is_interleaved=True)
     first_sparse = fields.integer("first_k_dense_replace", 0, minimum=0)
     return _with_experts(fields, config, moe, first_sparse, SHARED_EXPERTS)
 
@@ -85,7 +85,7 @@ def deepseek_v3(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         groups_per_token=4,
         scale=2.5,
     )
-    config = _latent_config(
+    config = latent_config(
         fields, defaults, max_model_len, is_interleaved=fields.flag("rope_interleave", True)
     )
     first_sparse = fields.integer("first_k_dense_replace", 3, minimum=0)
@@ -105,8 +105,8 @@ def youtu(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         tie_word_embeddings=True,
     )
     is_interleaved = fields.flag("rope_interleave", True)
-    config = _latent_config(fields, defaults, max_model_len, is_interleaved=is_interleaved)
-    return attrs.evolve(config, names=_with_query_name(config, TensorNames()))
+    config = latent_config(fields, defaults, max_model_len, is_interleaved=is_interleaved)
+    return attrs.evolve(config, names=with_query_name(config, TensorNames()))
 
 
 def glm4_moe_lite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
@@ -128,7 +128,7 @@ def glm4_moe_lite(fields: Fields, max_model_len: int | None) -> DecoderConfig:
     fields = attrs.evolve(fields, values={**fields.values, "qk_rope_head_dim": rotary_size})
     latent = LatentConfig(query_size=768, latent_size=512, rotary_size=64, plain_size=192, value_size=256)
     is_interleaved = fields.flag("rope_interleave", True)
-    config = _latent_config(fields, defaults, max_model_len, latent, is_interleaved=is_interleaved)
+    config = latent_config(fields, defaults, max_model_len, latent, is_interleaved=is_interleaved)
     count = len(config.layers)
     kinds = fields.texts("mlp_layer_types") or ("dense", *("sparse",) * (count - 1))
     first_sparse = kinds.count("dense")
@@ -143,7 +143,7 @@ _DEEPSEEK_LATENT = LatentConfig(
 )
 
 
-def _latent_config(
+def latent_config(
     fields: Fields,
     defaults: Defaults,
     max_model_len: int | None,
@@ -198,13 +198,13 @@ def _with_experts(
     """Give the layers from `first_sparse` on experts."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise unsupported(fields, "moe_layer_freq", "1: every layer after the dense ones has experts")
-    names = _with_query_name(config, names)
+    names = with_query_name(config, names)
     moe = checked_groups(fields, moe)
     sparse = [{"moe": moe if index >= first_sparse else None} for index in range(len(config.layers))]
     return attrs.evolve(with_layers(config, sparse), names=names)
 
 
-def _with_query_name(config: DecoderConfig, names: TensorNames) -> TensorNames:
+def with_query_name(config: DecoderConfig, names: TensorNames) -> TensorNames:
     """Return the names of tensors where queries may come from the residual stream itself."""
     latent = config.layers[0].latent
     is_direct = latent is not None and latent.query_size is None

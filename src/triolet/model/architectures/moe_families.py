@@ -58,10 +58,10 @@ def mixtral(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         normalize=True,
     )
     moe = [checked_experts(fields, experts)] * len(config.layers)
-    return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=_MIXTRAL_NAMES)
+    return attrs.evolve(with_layers(config, [{"moe": each} for each in moe]), names=MIXTRAL_NAMES)
 
 
-_MIXTRAL_NAMES = TensorNames(
+MIXTRAL_NAMES = TensorNames(
     router="block_sparse_moe.gate",
     expert_in=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
     expert_out="block_sparse_moe.experts.{expert}.w2",
@@ -258,7 +258,7 @@ def minimax_m2(fields: Fields, max_model_len: int | None) -> DecoderConfig:
         normalize=True,
         routing=_of_one_group(is_sigmoid=True, is_corrected=True),
     )
-    names = attrs.evolve(_MIXTRAL_NAMES, router_correction="block_sparse_moe.e_score_correction_bias")
+    names = attrs.evolve(MIXTRAL_NAMES, router_correction="block_sparse_moe.e_score_correction_bias")
     moe = checked_experts(fields, experts)
     config = with_layers(config, [{"moe": moe}] * len(config.layers))
     return attrs.evolve(config, names=names, qk_norm=True, qk_norm_of_rows=True)

@@ -18,19 +18,15 @@ from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows, MappedRows
 from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.architectures.decoder_config import (
     DecoderConfig,
-    DeltaNetConfig,
     LatentConfig,
     LayerConfig,
     LayerInputsConfig,
-    MambaConfig,
     NormConfig,
-    RecurrentConfig,
-    ShortConvolutionConfig,
     TensorNames,
 )
 from triolet.model.architectures.kv_format import SCALE_ENDINGS
-
-Shape = tuple[int, ...]
+from triolet.model.architectures.recurrent.plans import plan_recurrent, plan_shared_block
+from triolet.model.architectures.tensor_plans import Planner, Shape, TensorPlan
 
 
 class UnreadTensor(Protocol):
@@ -94,65 +90,6 @@ class ZeroBiasSource(Protocol):
         ...
 
 
-@attrs.frozen
-class TensorPlan:
-    """One tensor of the decoder."""
-
-    # Name and stored shape of each tensor of the checkpoint; joined along the output dimension.
-    sources: tuple[tuple[str, Shape], ...]
-    transposed: bool = False  # the sources lie as [in, out]
-    # Heads, if the source has the rows of a head's query, key and value after those of the head before; 0 if it has all
-    # queries first.
-    num_joined_heads: int = 0
-
-
-@attrs.define
-class _Planner:
-    """Collects the plans of one model."""
-
-    names: TensorNames
-    prefix: str
-    available: Container[str]
-    plans: dict[str, TensorPlan] = attrs.field(factory=dict)
-
-    def vector(self, ours: str, theirs: str, size: int, *, bias: bool = False) -> None:
-        """Plan a norm's weight and, with `bias`, its bias."""
-        for part in ("weight", "bias") if bias else ("weight",):
-            self.plans[f"{ours}.{part}"] = TensorPlan(((f"{theirs}.{part}", (size,)),))
-
-    def number(self, ours: str, theirs: str, shape: Shape) -> None:
-        """Plan a number of a layer."""
-        self.plans[ours] = TensorPlan(((theirs, shape),))
-
-    def head_norms(self, ours: str, theirs: str, num_heads: int, head_dim: int) -> None:
-        """Plan the weights of norms of which each head has one: tensors of their own, or rows of one."""
-        each: tuple[tuple[str, Shape], ...]
-        if "{head}" in theirs:
-            each = tuple((theirs.format(head=head) + ".weight", (head_dim,)) for head in range(num_heads))
-        else:
-            each = ((f"{theirs}.weight", (num_heads, head_dim)),)
-        self.plans[f"{ours}.weight"] = TensorPlan(each)
-
-    def table(self, ours: str, theirs: str, rows: int, columns: int) -> None:
-        """Plan a matrix that is loaded unchanged: an embedding or a head."""
-        self.plans[f"{ours}.weight"] = TensorPlan(((f"{theirs}.weight", (rows, columns)),))
-
-    def linear(self, ours: str, theirs: tuple[str, ...], outs: Shape, size_in: int, *, bias: bool) -> None:
-        """Plan projections to `outs`, joined into one; a single name is a checkpoint that has them joined already."""
-        # The checkpoint has them joined already, in the same order.
-        if len(theirs) == 1:
-            outs = (sum(outs),)
-        flip = self.names.transposed
-        weights = tuple(
-            (f"{name}.weight", (size_in, out) if flip else (out, size_in))
-            for name, out in zip(theirs, outs, strict=True)
-        )
-        self.plans[f"{ours}.weight"] = TensorPlan(weights, transposed=flip)
-        if bias:
-            biases = tuple((f"{name}.bias", (out,)) for name, out in zip(theirs, outs, strict=True))
-            self.plans[f"{ours}.bias"] = TensorPlan(biases)
-
-
 def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, TensorPlan]:
     """Say what the decoder needs, by its own names, such as `layers.0.qkv.weight`.
 
@@ -164,7 +101,7 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
     names, hidden = config.names, config.hidden_size
     # A checkpoint of the bare decoder, without the head around it, has no prefix.
     prefix = "" if f"{names.final_norm}.weight" in available else names.prefix
-    planner = _Planner(names, prefix, available)
+    planner = Planner(names, prefix, available)
     embedding, head = f"{prefix}{names.embedding}", head_name(names, available)
     has_embedding, has_head = f"{embedding}.weight" in available, f"{head}.weight" in available
     if config.tied_head and has_head and not has_embedding:
@@ -182,7 +119,19 @@ def plan_tensors(config: DecoderConfig, available: Container[str]) -> dict[str, 
         planner.table("head", head, config.vocab_size, hidden)
     if config.head_bias:
         planner.plans["head.bias"] = TensorPlan(((f"{head}.bias", (config.vocab_size,)),))
-    return planner.plans
+    if not names.other_parts:
+        return planner.plans
+    return {ours: _as_stored(plan, names, available) for ours, plan in planner.plans.items()}
+
+
+def _as_stored(plan: TensorPlan, names: TensorNames, available: Container[str]) -> TensorPlan:
+    """Return a plan with the other names of tensors that the checkpoint does not have under the first one."""
+
+    def stored(name: str) -> str:
+        others = (name.replace(part, other) for part, other in names.other_parts if part in name)
+        return name if name in available else next((other for other in others if other in available), name)
+
+    return attrs.evolve(plan, sources=tuple((stored(name), shape) for name, shape in plan.sources))
 
 
 def head_name(names: TensorNames, available: Container[str]) -> str:
@@ -191,7 +140,7 @@ def head_name(names: TensorNames, available: Container[str]) -> str:
     return names.other_head if is_other else names.head
 
 
-def _plan_layer_inputs(planner: _Planner, config: DecoderConfig, inputs: LayerInputsConfig) -> None:
+def _plan_layer_inputs(planner: Planner, config: DecoderConfig, inputs: LayerInputsConfig) -> None:
     names, prefix, size = config.names, planner.prefix, len(config.layers) * inputs.size
     planner.table("layer_inputs.embedding", prefix + names.layer_inputs_embedding, inputs.vocab_size, size)
     projection = (prefix + names.layer_inputs_projection,)
@@ -199,17 +148,20 @@ def _plan_layer_inputs(planner: _Planner, config: DecoderConfig, inputs: LayerIn
     planner.vector("layer_inputs.norm", prefix + names.layer_inputs_norm, inputs.size)
 
 
-def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
-    names, hidden = config.names, config.hidden_size
+def _plan_layer(planner: Planner, config: DecoderConfig, layer: LayerConfig, index: int) -> None:
+    names, hidden = layer.names or config.names, config.hidden_size
     first, second = layer.stored_as or (index, index)
     ours, theirs = f"layers.{index}.", planner.prefix + names.layer.format(layer=first)
+    if (block := layer.shared_block) is not None:
+        plan_shared_block(planner, config, block, layer, ours, theirs)
+        theirs += names.behind_shared_block
     if names.attention_norm:
         planner.vector(
             ours + "attention_norm", theirs + names.attention_norm, hidden, bias=_has_bias(config.norm)
         )
     if layer.recurrent is not None:
-        _plan_recurrent(planner, config, layer.recurrent, ours, theirs)
-    if layer.attends:
+        plan_recurrent(planner, config, layer.recurrent, ours, theirs)
+    if layer.attends and layer.shared_block is None:
         _plan_attention(planner, config, layer, ours, theirs)
     if names.post_attention_norm:
         planner.vector(ours + "post_attention_norm", theirs + names.post_attention_norm, hidden)
@@ -231,7 +183,7 @@ def _plan_layer(planner: _Planner, config: DecoderConfig, layer: LayerConfig, in
 
 
 def _plan_attention(
-    planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str
+    planner: Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str
 ) -> None:
     names, hidden, head_dim = config.names, config.hidden_size, config.head_dim_of(layer)
     queries, keys = config.num_heads * head_dim, config.num_kv_heads_of(layer) * head_dim
@@ -261,7 +213,7 @@ def _plan_attention(
 
 
 def _plan_head_norm(
-    planner: _Planner, config: DecoderConfig, ours: str, theirs: str, size: int, head_dim: int
+    planner: Planner, config: DecoderConfig, ours: str, theirs: str, size: int, head_dim: int
 ) -> None:
     """Plan a norm of queries or keys, of `size` numbers in all heads."""
     if config.qk_norm_of_heads:
@@ -278,42 +230,8 @@ def projections_of(layer: LayerConfig, qkv: tuple[str, ...]) -> tuple[str, ...]:
     return (*qkv[:2], qkv[1]) if layer.values_are_keys else qkv
 
 
-def _plan_recurrent(
-    planner: _Planner, config: DecoderConfig, layer: RecurrentConfig, ours: str, theirs: str
-) -> None:
-    names, hidden, plans = config.names, config.hidden_size, planner.plans
-    bias = convolution_bias = False
-    vectors = {"step_bias": names.recurrent_step_bias, "decay": names.recurrent_decay}
-    match layer:
-        case MambaConfig():
-            size = normed = layer.inner_size
-            bias, convolution_bias = layer.projection_bias, layer.convolution_bias
-            outs: Shape = (size + layer.channels + layer.num_heads,)
-            vectors["skip"] = names.recurrent_skip
-        case DeltaNetConfig():
-            size, normed = layer.value_size, layer.value_dim
-            outs, rates = (layer.channels, size), (layer.num_heads, layer.num_heads)
-            project_rates = tuple(theirs + name for name in names.recurrent_rates)
-            planner.linear(ours + "recurrent_rates", project_rates, rates, hidden, bias=False)
-        case ShortConvolutionConfig():
-            size, outs = layer.channels, (3 * layer.channels,)
-            bias = convolution_bias = layer.bias
-    project_in = tuple(theirs + name for name in names.recurrent_in)
-    planner.linear(ours + "recurrent_in", project_in, outs, hidden, bias=bias)
-    convolution, shape = theirs + names.recurrent_convolution, (layer.channels, 1, layer.kernel_size)
-    plans[ours + "convolution.weight"] = TensorPlan(((f"{convolution}.weight", shape),))
-    if convolution_bias:
-        plans[ours + "convolution.bias"] = TensorPlan(((f"{convolution}.bias", shape[:1]),))
-    if not isinstance(layer, ShortConvolutionConfig):
-        for name, stored in vectors.items():
-            plans[f"{ours}recurrent_{name}"] = TensorPlan(((theirs + stored, (layer.num_heads,)),))
-        if not isinstance(layer, MambaConfig) or layer.is_normed:
-            planner.vector(ours + "recurrent_norm", theirs + names.recurrent_norm, normed)
-    planner.linear(ours + "recurrent_out", (theirs + names.recurrent_out,), (hidden,), size, bias=bias)
-
-
 def _plan_latent(
-    planner: _Planner, config: DecoderConfig, latent: LatentConfig, ours: str, theirs: str
+    planner: Planner, config: DecoderConfig, latent: LatentConfig, ours: str, theirs: str
 ) -> int:
     """Plan what latent attention has in place of queries, keys and values; return the size of its output."""
     names, hidden, bias = config.names, config.hidden_size, config.qkv_bias
@@ -336,7 +254,7 @@ def _has_bias(norm: NormConfig) -> bool:
     return norm.centered and norm.biased
 
 
-def _plan_mlp(planner: _Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
+def _plan_mlp(planner: Planner, config: DecoderConfig, layer: LayerConfig, ours: str, theirs: str) -> None:
     names, hidden, bias = config.names, config.hidden_size, config.mlp_bias
     blocks = []
     if config.activation == "xielu":

@@ -9,7 +9,7 @@ from torch import Tensor
 from triolet.model.architectures.decoder_config import DecoderConfig, LayerConfig
 from triolet.model.architectures.rope import Rope, rope_table
 from triolet.model.architectures.weight_map import WeightReader
-from triolet.model.interface import LayerCacheSpec, LayerStateSpec, ModelSpec
+from triolet.model.interface import STATE_WINDOW, LayerCacheSpec, LayerStateSpec, ModelSpec
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +64,7 @@ def _cache_spec(config: DecoderConfig, layer: LayerConfig) -> LayerCacheSpec:
         convolution = (recurrent.kernel_size - 1, recurrent.channels)
         state = LayerStateSpec(convolution=convolution, recurrent=recurrent.state_shape)
     if not layer.attends:
-        return LayerCacheSpec(num_kv_heads=0, head_dim=0, state=state)
+        return LayerCacheSpec(num_kv_heads=0, head_dim=0, state=state, window=STATE_WINDOW)
     return LayerCacheSpec(
         num_kv_heads=config.num_kv_heads_of(layer),
         head_dim=config.head_dim_of(layer),

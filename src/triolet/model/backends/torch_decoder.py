@@ -21,7 +21,7 @@ from triolet.kernels.paged_attention import paged_attention
 from triolet.kernels.qkv_prepare import HeadNorms, qkv_prepare
 from triolet.kernels.rms_norm import rms_norm
 from triolet.kernels.rotary import rotary
-from triolet.model.architectures.decoder_config import NormConfig, ParallelMixers
+from triolet.model.architectures.decoder_config import NormConfig, NormResiduals, ParallelMixers
 from triolet.model.architectures.kv_format import NO_SCALES, KvFormat, KvScales
 from triolet.model.backends.layers.activation import Activation
 from triolet.model.backends.layers.latent_attention import LatentAttention
@@ -32,10 +32,14 @@ from triolet.model.backends.layers.mixture_of_experts import (
     MixtureOfExperts,
 )
 from triolet.model.backends.layers.recurrent.delta_net import DeltaNet
+from triolet.model.backends.layers.recurrent.kimi_delta import KimiDelta
+from triolet.model.backends.layers.recurrent.lightning import LightningAttention
 from triolet.model.backends.layers.recurrent.mamba import Mamba
+from triolet.model.backends.layers.recurrent.mamba1 import Mamba1
 from triolet.model.backends.layers.recurrent.short_convolution import (
     ShortConvolution,
 )
+from triolet.model.backends.layers.shared_block import SharedBlockBeforeRecurrence
 from triolet.model.interface import ForwardBatch, LayerCache, ModelSpec
 
 if TYPE_CHECKING:
@@ -228,7 +232,7 @@ class Attention:
         )
 
 
-Recurrence = Mamba | DeltaNet | ShortConvolution
+Recurrence = Mamba | Mamba1 | DeltaNet | KimiDelta | LightningAttention | ShortConvolution
 
 
 @attrs.frozen(eq=False)
@@ -247,7 +251,7 @@ class AttentionBesideRecurrence:
         return attended + self.recurrence(x, positions, cache, attention) * self.config.recurrent_scale
 
 
-Mixer = Attention | LatentAttention | Recurrence | AttentionBesideRecurrence
+Mixer = Attention | LatentAttention | Recurrence | AttentionBesideRecurrence | SharedBlockBeforeRecurrence
 
 
 @attrs.frozen(eq=False)
@@ -277,6 +281,9 @@ class DecoderLayer:
     residual_scale: float  # what a block adds is multiplied by it
     layer_input: LayerInput | None  # what is added behind the two blocks, of an input of this layer alone
     output_scale: Tensor | None  # the residual stream behind it is multiplied by it
+    norm_residuals: NormResiduals | None = (
+        None  # what blocks read is in place of the stream that they are added to
+    )
 
     def __call__(
         self,
@@ -289,10 +296,15 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is yet to be added to the residual stream, and the stream; [num_tokens, hidden] each.
 
-        `value` is the layer's own input, [num_tokens, size].
+        `value` is the layer's own input, [num_tokens, size], or the tokens' embeddings.
         """
         x, residual = _add(self.attention_norm, x, residual)
+        if isinstance(self.attention, SharedBlockBeforeRecurrence):
+            assert value is not None, "the decoder gives its layers the embeddings"
+            return self.attention(x, value, positions, cache, attention), residual
         mixed = self._scaled(self.attention(x, positions, cache, attention), self.post_attention_norm)
+        if self.norm_residuals is not None:
+            return self._added_to_norms(x, mixed, self.norm_residuals)
         if self.mlp is None:
             return mixed, residual
         if self.parallel_block:
@@ -307,6 +319,13 @@ class DecoderLayer:
             residual = x + residual
             x = self.layer_input(residual, value)
         return (x, residual) if self.output_scale is None else ((x + residual) * self.output_scale, None)
+
+    def _added_to_norms(self, x: Tensor, mixed: Tensor, factors: NormResiduals) -> tuple[Tensor, Tensor]:
+        (kept, added), (mlp_kept, mlp_added) = factors.attention, factors.mlp
+        assert self.mlp is not None and self.mlp_norm is not None, "there are two blocks"
+        assert not isinstance(self.mlp, DenseBesideExperts), "no family has both"
+        x = self.mlp_norm(x * kept + mixed * added)
+        return self.mlp(x) * mlp_added, x * mlp_kept
 
     @property
     def mixture(self) -> MixtureOfExperts | None:
@@ -392,9 +411,10 @@ class Decoder:
             x = x + functional.embedding(positions, self.learned_positions)
         residual: Tensor | None = None
         attention = (batch.attention, *batch.further_attention)
+        embeddings = x
         values = None if self.layer_inputs is None else self.layer_inputs(batch.token_ids, x)
         for index, (layer, place) in enumerate(zip(self.layers, self.cache_places, strict=True)):
-            cache, value = batch.cache[place], None if values is None else values[:, index]
+            cache, value = batch.cache[place], embeddings if values is None else values[:, index]
             x, residual = layer(x, residual, positions, cache, attention[cache.group], value)
         return x, residual
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -12,12 +14,19 @@ from triolet.model.architectures.decoder_config import (
     DecoderConfig,
     LatentConfig,
     LayerConfig,
-    MambaConfig,
     MoeConfig,
-    RecurrentConfig,
-    ShortConvolutionConfig,
 )
 from triolet.model.architectures.kv_format import KvFormat
+from triolet.model.architectures.recurrent.configs import (
+    KimiDeltaConfig,
+    LightningConfig,
+    Mamba1Config,
+    MambaConfig,
+    RecurrentConfig,
+    SharedBlockConfig,
+    ShortConvolutionConfig,
+)
+from triolet.model.architectures.recurrent.plans import shared_block_name
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.decoder_facts import DecoderFacts, decoder_facts
 from triolet.model.backends.layers.activation import (
@@ -41,10 +50,14 @@ from triolet.model.backends.layers.mixture_of_experts import (
     read_experts,
 )
 from triolet.model.backends.layers.recurrent.delta_net import build_delta_net
+from triolet.model.backends.layers.recurrent.kimi_delta import build_kimi_delta
+from triolet.model.backends.layers.recurrent.lightning import build_lightning_attention
 from triolet.model.backends.layers.recurrent.mamba import build_mamba
+from triolet.model.backends.layers.recurrent.mamba1 import build_mamba1
 from triolet.model.backends.layers.recurrent.short_convolution import (
     build_short_convolution,
 )
+from triolet.model.backends.layers.shared_block import LowRankSum, SharedBlockBeforeRecurrence
 from triolet.model.backends.quant_method import LinearWeights
 
 if TYPE_CHECKING:
@@ -85,8 +98,9 @@ def build_decoder(
     facts = decoder_facts(config, weights, max_model_len)
     embedding = weights["embedding.weight"]
     learned_positions = learned_positions_of(config, weights)
+    shared = _build_shared_blocks(config, weights, facts)
     layers = tuple(
-        _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters)
+        _build_layer(config, layer, f"layers.{index}.", weights, facts, adapters, shared)
         for index, layer in enumerate(config.layers)
     )
     stored_head = weights.get("head.weight")
@@ -119,10 +133,21 @@ def _build_layer(
     weights: WeightReader,
     facts: DecoderFacts,
     adapters: LayerAdapters | None,
+    shared: Mapping[str, _SharedBlock],
 ) -> DecoderLayer:
+    norm = _build_optional_norm(config, prefix + "attention_norm", weights)
+    mixer: Mixer
+    if layer.shared_block is None:
+        mixer = _build_mixer(config, layer, prefix, weights, facts, adapters)
+    else:
+        assert norm is not None and layer.recurrent is not None, "the block is in front of a recurrence"
+        recurrence = _build_recurrence(config, layer.recurrent, prefix, weights)
+        block = shared[shared_block_name(layer.shared_block)]
+        mixer = _before_recurrence(layer.shared_block, block, prefix, weights, norm, recurrence)
+        norm = None
     return DecoderLayer(
-        attention_norm=_build_optional_norm(config, prefix + "attention_norm", weights),
-        attention=_build_mixer(config, layer, prefix, weights, facts, adapters),
+        attention_norm=norm,
+        attention=mixer,
         post_attention_norm=_build_optional_norm(config, prefix + "post_attention_norm", weights),
         mlp_norm=_build_optional_norm(config, prefix + "mlp_norm", weights),
         mlp=_build_mlp(config, layer, prefix, weights, adapters) if layer.has_feed_forward else None,
@@ -131,6 +156,66 @@ def _build_layer(
         residual_scale=config.residual_scale,
         layer_input=None if config.layer_inputs is None else _build_layer_input(config, prefix, weights),
         output_scale=weights.get(prefix + "scale"),
+        norm_residuals=layer.norm_residuals,
+    )
+
+
+@attrs.frozen(eq=False)
+class _SharedBlock:
+    """What the layers with a shared block have in common."""
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: FeedForward
+
+
+def _build_shared_blocks(
+    config: DecoderConfig, weights: WeightReader, facts: DecoderFacts
+) -> dict[str, _SharedBlock]:
+    found: dict[str, _SharedBlock] = {}
+    for layer in config.layers:
+        if layer.shared_block is None or (name := shared_block_name(layer.shared_block)) in found:
+            continue
+        mlp = _build_mlp(config, layer, name, weights, None)
+        assert isinstance(mlp, FeedForward), "it has no experts"
+        found[name] = _SharedBlock(
+            _build_norm(config, name + "attention_norm", weights),
+            _build_attention(config, layer, name, weights, facts, None),
+            _build_norm(config, name + "mlp_norm", weights),
+            mlp,
+        )
+    return found
+
+
+def _before_recurrence(
+    config: SharedBlockConfig,
+    block: _SharedBlock,
+    prefix: str,
+    weights: WeightReader,
+    norm: Norm,
+    recurrence: Recurrence,
+) -> SharedBlockBeforeRecurrence:
+    """Return a layer's mixer with the shared weights and its own."""
+
+    def adapted(plain: LinearLayer, *parts: str) -> LinearLayer:
+        names = [f"{prefix}{part}_adapter" for part in parts]
+        pairs = [(read_linear(f"{name}.in", weights), read_linear(f"{name}.out", weights)) for name in names]
+        return LowRankSum(plain, tuple(pairs))
+
+    attention, mlp = block.attention, block.mlp
+    if config.adapter is not None:
+        mlp = attrs.evolve(mlp, project_in=adapted(mlp.project_in, "mlp"))
+        if config.adapts_attention:
+            attention = attrs.evolve(attention, qkv=adapted(attention.qkv, "query", "key", "value"))
+    return SharedBlockBeforeRecurrence(
+        attention_norm=block.attention_norm,
+        attention=attention,
+        mlp_norm=block.mlp_norm,
+        mlp=mlp,
+        out=read_linear(prefix + "shared_out", weights),
+        recurrent_norm=norm,
+        recurrence=recurrence,
     )
 
 
@@ -184,8 +269,15 @@ def _build_recurrence(
         return build_short_convolution(recurrent, prefix, weights)
     if isinstance(recurrent, MambaConfig):
         activation = PLAIN[recurrent.activation]
+        eps = eps if recurrent.norm_eps is None else recurrent.norm_eps
         return build_mamba(recurrent, prefix, weights, norm_eps=eps, activation=activation)
+    if isinstance(recurrent, Mamba1Config):
+        return build_mamba1(recurrent, prefix, weights, PLAIN[recurrent.activation])
     activation = PLAIN[config.activation]
+    if isinstance(recurrent, LightningConfig):
+        return build_lightning_attention(recurrent, prefix, weights, activation)
+    if isinstance(recurrent, KimiDeltaConfig):
+        return build_kimi_delta(recurrent, prefix, weights, norm_eps=eps, activation=activation)
     return build_delta_net(recurrent, prefix, weights, norm_eps=eps, activation=activation)
 
 
@@ -231,7 +323,6 @@ def _build_latent_attention(
     facts: DecoderFacts,
     adapters: LayerAdapters | None,
 ) -> LatentAttention:
-    assert layer.rope is not None, "a part of each head is rotated"
     query_down = None
     if latent.query_size is not None:
         down = _build_linear(prefix + "query_down", weights)
@@ -246,8 +337,8 @@ def _build_latent_attention(
         key_up=key_up,
         value_up=value_up,
         out=_build_linear(prefix + "attention_out", weights, adapters),
-        cos_sin=facts.rope_tables[layer.rope],
-        interleaved=layer.rope.interleaved,
+        cos_sin=None if layer.rope is None else facts.rope_tables[layer.rope],
+        interleaved=layer.rope is not None and layer.rope.interleaved,
         num_heads=config.num_heads,
         scale=layer.attention_scale,
         config=latent,

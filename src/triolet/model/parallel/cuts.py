@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.model.architectures.decoder_config import DecoderConfig
-from triolet.model.architectures.weight_map import Shape, TensorPlan
+from triolet.model.architectures.tensor_plans import Shape, TensorPlan
 from triolet.model.folder.checkpoint import Checkpoint, Cut
 
 ROWS, COLUMNS = 0, 1

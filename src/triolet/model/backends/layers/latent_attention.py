@@ -34,7 +34,7 @@ class LatentAttention:
     key_up: Tensor  # [num_heads, plain_size, latent_size]
     value_up: Tensor  # [num_heads, latent_size, value_size]
     out: Callable[[Tensor], Tensor]  # [num_tokens, num_heads * value_size] to [num_tokens, hidden]
-    cos_sin: Tensor
+    cos_sin: Tensor | None  # None where nothing turns (Kimi Linear)
     interleaved: bool  # adjacent dimensions turn together
     num_heads: int
     scale: float
@@ -56,7 +56,8 @@ class LatentAttention:
         key = x.new_empty(len(x), 1, sizes.cached_size)
         key[:, 0, :rotated] = down[:, sizes.latent_size :]
         key[:, 0, rotated:] = self.latent_norm(down[:, : sizes.latent_size].contiguous())
-        rotary(query, key, self.cos_sin, positions, interleaved=self.interleaved)
+        if self.cos_sin is not None:
+            rotary(query, key, self.cos_sin, positions, interleaved=self.interleaved)
         kv_write(key, cache.keys, attention.slot_mapping)
         mixed = paged_attention(query, cache.keys, cache.keys, attention, scale=self.scale)
         latents = mixed[..., rotated:].transpose(0, 1)  # [num_heads, num_tokens, latent_size]

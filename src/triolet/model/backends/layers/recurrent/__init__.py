@@ -1,1 +1,1 @@
-"""Recurrent layers over the paged cache: Mamba-2, gated delta nets and short convolutions."""
+"""Recurrent layers over the paged cache: Mamba, gated delta nets, lightning attention and short convolutions."""

@@ -1,4 +1,4 @@
-"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next and Qwen3.5.
+"""Layers with the gated delta rule over a paged cache of states: Qwen3-Next, Qwen3.5 and OLMo Hybrid.
 
 A layer projects a token to queries, keys, values and a gate, and to a decay and a rate per head. Queries, keys and
 values pass a convolution over the last few tokens; `delta_rule` is the recurrence. Its outputs are normalised per head,
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.architectures.decoder_config import DeltaNetConfig
+from triolet.model.architectures.recurrent.configs import DeltaNetConfig
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
 from triolet.model.backends.layers.recurrent.batches import over_batches
@@ -47,7 +47,7 @@ class DeltaNet:
         sizes = self.config
         channels, gate = self._projected(x)
         rates, steps = self._projected_rates(x)
-        rates = rates.sigmoid()
+        rates = rates.sigmoid() * sizes.rate_scale
         log_decays = functional.softplus(steps + self.step_bias) * self.decay
 
         def compute(
@@ -109,7 +109,7 @@ def build_delta_net(
         step_bias=weights.read_float32(prefix + "recurrent_step_bias"),
         decay=-weights.read_float32(prefix + "recurrent_decay").exp(),
         norm_weight=weights.read_float32(prefix + "recurrent_norm.weight"),
-        norm_eps=norm_eps,
+        norm_eps=norm_eps if config.norm_eps is None else config.norm_eps,
         out=read_linear(prefix + "recurrent_out", weights),
         config=config,
     )

@@ -32,8 +32,8 @@ class DeltaInput:
     query: Tensor  # [num_tokens, num_heads, key_dim], of length key_dim ** -0.5
     key: Tensor  # [num_tokens, num_heads, key_dim], of length 1
     value: Tensor  # [num_tokens, num_heads, value_dim]
-    log_decays: Tensor  # [num_tokens, num_heads], at most 0
-    rates: Tensor  # [num_tokens, num_heads], from 0 to 1
+    log_decays: Tensor  # [num_tokens, num_heads], at most 0; for `kimi_delta_rule` of each number of a key
+    rates: Tensor  # [num_tokens, num_heads], from 0 to 2
 
     @classmethod
     def normalised(

@@ -1,4 +1,4 @@
-"""Mamba-2 layers over a paged cache of states: Granite 4, Bamba, Nemotron-H, Falcon-H1.
+"""Mamba-2 layers over a paged cache of states: Mamba-2 itself, Granite 4, Bamba, Nemotron-H, Falcon-H1, Zamba2.
 
 A layer projects a token to a gate, to the channels of a convolution over the last few tokens, and to a step per head.
 What the convolution gives are the heads' inputs and what their states are written and read with (`mamba_scan`). The
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.architectures.decoder_config import MambaConfig
+from triolet.model.architectures.recurrent.configs import MambaConfig
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
 from triolet.model.backends.layers.recurrent.batches import over_batches

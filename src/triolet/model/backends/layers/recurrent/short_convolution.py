@@ -10,7 +10,7 @@ import attrs
 from torch import Tensor
 
 from triolet.kernels.attention_metadata import AttentionMetadata
-from triolet.model.architectures.decoder_config import ShortConvolutionConfig
+from triolet.model.architectures.recurrent.configs import ShortConvolutionConfig
 from triolet.model.architectures.weight_map import WeightReader
 from triolet.model.backends.layers.linear import LinearLayer, read_linear
 from triolet.model.backends.layers.recurrent.batches import over_batches

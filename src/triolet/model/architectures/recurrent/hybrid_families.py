@@ -9,8 +9,6 @@ import attrs
 
 from triolet.model.architectures.decoder_config import (
     DecoderConfig,
-    DeltaNetConfig,
-    MambaConfig,
     MoeConfig,
     ParallelMixers,
     TensorNames,
@@ -37,6 +35,7 @@ from triolet.model.architectures.moe_families import (
     sigmoid_experts,
     sparse_layers,
 )
+from triolet.model.architectures.recurrent.configs import DeltaNetConfig, MambaConfig
 from triolet.model.folder.json_fields import Fields
 
 
@@ -185,7 +184,7 @@ def _experts(fields: Fields, intermediate_size: int) -> MoeConfig | None:
 
 
 def _mamba(fields: Fields, hidden_size: int, inner: int | None = None) -> MambaConfig:
-    _check_step_limit(fields)
+    check_step_limit(fields)
     size_rule = "mamba_expand * hidden_size" if inner is None else "mamba_d_ssm"
     inner, num_heads = (
         inner or fields.integer("mamba_expand", 2) * hidden_size,
@@ -276,7 +275,7 @@ def _nemotron_blocks(fields: Fields) -> tuple[str, list[str]]:
 
 def _nemotron_mamba(fields: Fields) -> MambaConfig:
     # transformers raises the steps of prompts to time_step_min, unlike NVIDIA's own code: its pull request 48989.
-    _check_step_limit(fields)
+    check_step_limit(fields)
     num_heads, num_groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
     if num_heads % num_groups:
         raise fields.wrong("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
@@ -329,7 +328,12 @@ _NEMOTRON_NAMES = TensorNames(
 )
 
 
-def _check_step_limit(fields: Fields) -> None:
+def check_step_limit(fields: Fields) -> None:
+    """Refuse limits of the steps of Mamba-2 layers.
+
+    Raises:
+        UnsupportedModel: there are some.
+    """
     # Files have infinity as a number that JSON does not know, or as an object around it.
     limits = fields.values.get("time_step_limit") or (0, math.inf)
     numbers = [float(x["__float__"]) if isinstance(x, dict) and "__float__" in x else x for x in limits]

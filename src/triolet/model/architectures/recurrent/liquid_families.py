@@ -11,7 +11,6 @@ from triolet.model.architectures.decoder_config import (
     DecoderConfig,
     GroupedRouting,
     MoeConfig,
-    ShortConvolutionConfig,
     TensorNames,
 )
 from triolet.model.architectures.family_common import (
@@ -27,6 +26,7 @@ from triolet.model.architectures.family_common import (
     with_attention_bias,
     with_layers,
 )
+from triolet.model.architectures.recurrent.configs import ShortConvolutionConfig
 from triolet.model.folder.json_fields import Fields
 
 _CONVOLUTION = "conv"
