@@ -26,6 +26,7 @@ from triolet.cli import main, options
 from triolet.cli.models.chosen import SERVER_DEFAULTS
 from triolet.cli.serve import (
     FREED_BLOCKS,
+    NUM_TRIMS,
     TRIM_INTERVAL_S,
     Server,
     return_memory,
@@ -289,24 +290,26 @@ def test_a_server_that_ends_does_not_have_all_its_objects_visited(monkeypatch: p
         sys.setswitchinterval(interval_s)
 
 
-async def test_memory_is_returned_after_long_bodies_and_after_much_was_dropped_and_not_for_nothing(
+async def test_memory_is_returned_after_long_bodies_full_collections_and_much_that_was_dropped_and_not_for_nothing(
     autojump_clock: MockClock,
 ) -> None:
     budget, trims = InputBudget(max_bytes=10**6, max_bytes_per_client=10**6), list[float]()
-    num_blocks = 10**6
+    num_blocks, num_collections = 10**6, 3
 
     async def trim() -> None:
         await trio.lowlevel.checkpoint()
         trims.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(return_memory, budget, trim, lambda: num_blocks)
+        nursery.start_soon(return_memory, budget, trim, lambda: num_blocks, lambda: num_collections)
         for num_bodies in range(3):
-            await trio.sleep(5.5 * TRIM_INTERVAL_S)
-            assert len(trims) == 2 * num_bodies  # after the body, and after what it may have asked for
+            await trio.sleep((NUM_TRIMS + 3.5) * TRIM_INTERVAL_S)
+            assert (
+                len(trims) == NUM_TRIMS * num_bodies
+            )  # after the body, and while what it asked for is in work
             with budget.reservation("a") as reservation:
                 reservation.grow_to(FREE_BYTES + 1)
-        await trio.sleep(5.5 * TRIM_INTERVAL_S)
+        await trio.sleep((NUM_TRIMS + 3.5) * TRIM_INTERVAL_S)
         trims.clear()
         for num_more, num_trims in (
             (10**6, 0),
@@ -318,6 +321,9 @@ async def test_memory_is_returned_after_long_bodies_and_after_much_was_dropped_a
             num_blocks += num_more
             await trio.sleep(2 * TRIM_INTERVAL_S)
             assert len(trims) == num_trims
+        num_collections += 1
+        await trio.sleep(2 * TRIM_INTERVAL_S)
+        assert len(trims) == 2
         nursery.cancel_scope.cancel()
 
 

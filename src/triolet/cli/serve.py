@@ -47,6 +47,7 @@ from triolet.server.transport.shutdown import StopSignals, drain_deadlines
 CHECK_INTERVAL_S = 1.0
 # What allocates meanwhile waits, also the event loop: a third of a millisecond for each MB that was freed.
 TRIM_INTERVAL_S = 2.0
+NUM_TRIMS = 8  # after the last long body: what it asked for may still have been in work
 FREED_BLOCKS = 50_000  # of Python's allocator, that are worth a look: some 5 MB
 M_ARENA_MAX = -8  # of glibc's malloc.h
 
@@ -214,10 +215,16 @@ async def _watch_engine(engine: Engine) -> None:
             engine.check_health()
 
 
+def num_full_collections() -> int:
+    """Count the garbage collections so far that visited every object."""
+    return int(gc.get_stats()[-1]["collections"])
+
+
 async def return_memory(
     budget: InputBudget,
     trim: Callable[[], Awaitable[None]],
     num_blocks: Callable[[], int] = sys.getallocatedblocks,
+    num_collections: Callable[[], int] = num_full_collections,
 ) -> None:
     """Give memory back to the system some seconds after much of it was freed.
 
@@ -225,16 +232,18 @@ async def return_memory(
         budget: from which long bodies and messages take their memory.
         trim: returns the memory that is free.
         num_blocks: blocks that are allocated; fewer when stored responses or logs were dropped.
+        num_collections: full garbage collections so far, which may have freed a few long texts.
     """
-    num_returned, most_blocks, is_due = 0, num_blocks(), False
+    num_returned, most_blocks, num_collected, num_due = 0, num_blocks(), num_collections(), 0
     while True:
         await trio.sleep(TRIM_INTERVAL_S)
-        # Once more after the last body: what it says may still have been in work.
-        was_due, is_due = is_due, budget.num_taken != num_returned
-        num_now = num_blocks()
+        if budget.num_taken != num_returned:
+            num_due = NUM_TRIMS
+        num_now, num_collected_now = num_blocks(), num_collections()
         most_blocks = max(most_blocks, num_now)
-        if is_due or was_due or most_blocks - num_now > FREED_BLOCKS:
-            num_returned, most_blocks = budget.num_taken, num_now
+        if num_due or num_collected_now != num_collected or most_blocks - num_now > FREED_BLOCKS:
+            num_returned, most_blocks, num_collected = budget.num_taken, num_now, num_collected_now
+            num_due = max(0, num_due - 1)
             await trim()
 
 
