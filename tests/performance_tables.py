@@ -122,7 +122,7 @@ def _gap(line: Line | None) -> str:
 
 
 def _case(line: Line) -> tuple[Any, ...]:
-    return line["cpu"], line["model"], line["workload"], line["dtype"], line["quantization"]
+    return line["cpu"], _machine(line), line["model"], line["workload"], line["dtype"], line["quantization"]
 
 
 def beside_transformers() -> list[str]:

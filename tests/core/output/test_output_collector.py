@@ -423,7 +423,7 @@ def prompted(kind: RequestOutputKind = DELTA, length: int = 7, **asked: Any) -> 
 def tell_prompt(collector: OutputCollector) -> None:
     entry = collector.entry
     every = [TokenLogprobs((token_id,), (-1.0,), 1) for token_id in entry.request.prompt_token_ids[1:]]
-    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, tuple(every)))
+    entry.add_prompt_logprobs(PromptLogprobs(entry.epoch, 1, tuple(every)), weight_version=0)
 
 
 def test_a_token_of_the_prompt_is_described_after_the_four_before_it_without_the_first_of_all() -> None:

@@ -228,7 +228,8 @@ def test_each_answers_outputs_tell_the_log_probabilities_of_the_prompt(
 ) -> None:
     trio = Trio(kind, prompt_logprobs=0)
     first = trio.entries[0]
-    first.add_prompt_logprobs(PromptLogprobs(first.epoch, 1, (TokenLogprobs((8,), (-1.0,), 1),)))
+    share = PromptLogprobs(first.epoch, 1, (TokenLogprobs((8,), (-1.0,), 1),))
+    first.add_prompt_logprobs(share, weight_version=0)
     counts: dict[int, list[int]] = {}
     for is_last in (False, True):
         for index in range(3):

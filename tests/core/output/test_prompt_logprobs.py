@@ -41,7 +41,7 @@ def test_shares_make_up_the_whole_prompt_but_its_first_token(shares: list[tuple[
     entry = entry_of()
     for start, end in shares:
         assert entry.wants_prompt_logprobs
-        entry.add_prompt_logprobs(share(entry, start, end))
+        entry.add_prompt_logprobs(share(entry, start, end), weight_version=0)
     assert positions(entry) == list(range(1, 9))
     assert not entry.wants_prompt_logprobs
 
@@ -61,7 +61,7 @@ def test_what_is_cached_is_computed_again_until_all_of_them_are_known() -> None:
     assert stage.shares(plan) == [("b", 0, 9)]
     assert stage.rows[plan.rows[0].row_id].wants_prompt_logprobs
     stage.end(plan)
-    entry.add_prompt_logprobs(share(entry, 1, 9))
+    entry.add_prompt_logprobs(share(entry, 1, 9), weight_version=0)
     stage.scheduler._queues.preempt(stage.scheduler._queues.running[0])
     assert stage.step() == [("b", 2 * BLOCK_SIZE, 2)]
     assert not stage.rows[plan.rows[0].row_id].wants_prompt_logprobs
