@@ -111,9 +111,10 @@ DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
         "hf_overrides": None,
     }
 )
-# Fields that have a value here where vLLM's default is None, its own choice.
+# Pairs of which one says the opposite of the other.
 _OPPOSITES: Final = (("enable_log_requests", "disable_log_requests"), ("log_stats", "disable_log_stats"))
 Parser = TypeVar("Parser", bound=ArgumentParser)
+# Fields that have a value here where vLLM's default is None, its own choice.
 _CHOSEN_FOR_NONE: Final = frozenset(
     {
         *("seed", "enable_prefix_caching", "max_num_seqs", "max_queued_requests", "max_queued_tokens"),

@@ -13,21 +13,10 @@ from typing import Any
 from triolet.core.request.structured_outputs import MAX_NESTING
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# Keywords whose value is a schema, or a list of them.
 _SCHEMAS = frozenset(
-    [
-        *("items", "prefixItems", "additionalItems", "contains", "additionalProperties", "propertyNames"),
-        *(
-            "anyOf",
-            "allOf",
-            "oneOf",
-            "not",
-            "if",
-            "then",
-            "else",
-            "unevaluatedItems",
-            "unevaluatedProperties",
-        ),
-    ]
+    "items prefixItems additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties "
+    "propertyNames anyOf allOf oneOf not if then else".split()
 )
 _DATA = ("const", "enum", "default", "examples")
 
