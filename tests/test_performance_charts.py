@@ -33,7 +33,7 @@ def test_every_figure_of_the_chart_is_in_a_result_of_its_commit_and_engine() -> 
     source: tuple[str, str] = ("", "")
     engine = ""
     for text in re.findall(r"<text[^>]*>([^<]*)</text>", PEERS.read_text(encoding="utf-8")):
-        if found := re.fullmatch(r"([\w.-]+), (single|batch|prefix)", text):
+        if found := re.fullmatch(r"([\w.-]+), (single|batch(?:-\d+)?|prefix)", text):
             case = found[1], found[2]
         elif found := re.fullmatch(r"\w.*, commit (\w+), rounds: (\d+)", text):
             source = found[1], found[2]

@@ -13,7 +13,7 @@ import transformers
 import trio
 
 import triolet
-from tests.model.tiny import NATIVE_FAMILIES, make_model, randomise
+from tests.model.tiny import NATIVE_FAMILIES, is_cached_rightly, make_model, randomise
 from tests.scale import one_in
 from triolet import Engine, SamplingParams
 
@@ -80,7 +80,12 @@ def complete(model: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ..
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = torch.tensor(prompt), 1
     whole = model.generate(
-        ids, attention_mask=mask, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=mask,
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        use_cache=is_cached_rightly(model.config),
     )
     return [tuple(row) for row in whole[:, width:].tolist()]
 

@@ -972,6 +972,15 @@ NATIVE_FAMILIES = (
 )  # fmt: skip
 
 
+def is_cached_rightly(config: Any) -> bool:
+    """Return False for a model of which transformers computes other logits with its cache than over all tokens at once.
+
+    Args:
+        config: of transformers.
+    """
+    return config.model_type != "minimax" or config.sliding_window is None
+
+
 def make_model(
     family: str,
     path: Path,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
 from tests.model.paged import PagedDriver
-from tests.model.tiny import FAMILIES, NATIVE_FAMILIES, VOCAB_SIZE, make_model
+from tests.model.tiny import FAMILIES, NATIVE_FAMILIES, VOCAB_SIZE, is_cached_rightly, make_model
 from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.load import load_model
@@ -89,7 +89,12 @@ def reference_logits(model: Any, ids: list[int]) -> Tensor:
 @torch.inference_mode()
 def reference_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = model.generate(
-        torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        torch.tensor([prompt]),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        use_cache=is_cached_rightly(model.config),
     )
     output: list[int] = ids[0, len(prompt) :].tolist()
     return output

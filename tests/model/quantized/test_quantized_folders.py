@@ -184,7 +184,10 @@ def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
     return answers
 
 
-KEPT = ("gptq-4", "gptq-4-rows", "gptq-v2", "awq", "awq-rows", "w4a16", "w8a16", "w8a8")
+KEPT = (
+    *("gptq-4", "gptq-4-rows", "gptq-v2", "gptq-v2-new-name", "awq", "awq-rows"),
+    *("w4a16", "w4a16-order-unset", "w8a16", "w8a8"),
+)
 
 
 SOME = ("gptq-4", "gptq-4-rows", "awq", "w4a16", "w8a8", "gptq-act-order")
