@@ -14,7 +14,7 @@ Everything is in float32, as in `mamba_scan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -64,11 +64,30 @@ def delta_scan(tokens: DeltaInput, state: Tensor, ends: Sequence[int]) -> tuple[
     Returns:
         Outputs [num_tokens, num_heads, value_dim], and the states [len(ends), num_heads, key_dim, value_dim].
     """
+    return over_pieces(tokens, state, ends, _scan_piece, PIECE_TOKENS)
+
+
+def over_pieces(
+    tokens: DeltaInput,
+    state: Tensor,
+    ends: Sequence[int],
+    compute: Callable[[DeltaInput, Tensor], tuple[Tensor, Tensor]],
+    piece_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute a recurrence piece by piece; see `delta_scan`.
+
+    Args:
+        tokens: one after the other.
+        state: before the first token.
+        ends: numbers of tokens after which states are wanted.
+        compute: outputs of a piece and the state after it, from the tokens and the state before it.
+        piece_tokens: most tokens of a piece.
+    """
     outputs, states, begin = torch.empty_like(tokens.value), [], 0
     for wanted in ends:
         while begin < wanted:
-            end = min(begin + PIECE_TOKENS, wanted)
-            outputs[begin:end], state = _scan_piece(tokens.part(begin, end), state)
+            end = min(begin + piece_tokens, wanted)
+            outputs[begin:end], state = compute(tokens.part(begin, end), state)
             begin = end
         states.append(state)
     return outputs, torch.stack(states)
@@ -99,7 +118,11 @@ def delta_step(tokens: DeltaInput, states: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Outputs [num_tokens, num_heads, value_dim], and the states after the tokens.
     """
-    states = states * tokens.log_decays.exp()[..., None, None]
+    return corrected(tokens, states * tokens.log_decays.exp()[..., None, None])
+
+
+def corrected(tokens: DeltaInput, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Correct states, which have decayed, by one token each; return what `delta_step` does."""
     said = torch.einsum("nhkv,nhk->nhv", states, tokens.key)
     corrections = tokens.rates[..., None] * (tokens.value - said)
     states = states + tokens.key[..., None] * corrections[:, :, None]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from triolet.model.backends.layers.recurrent.delta_rule import DeltaInput
+from triolet.model.backends.layers.recurrent.delta_rule import DeltaInput, corrected, over_pieces
 from triolet.model.backends.layers.recurrent.mamba_scan import decays_between
 
 PIECE_TOKENS = 16
@@ -34,14 +34,7 @@ def kimi_delta_scan(tokens: DeltaInput, state: Tensor, ends: Sequence[int]) -> t
     Returns:
         Outputs [num_tokens, num_heads, value_dim], and the states [len(ends), num_heads, key_dim, value_dim].
     """
-    outputs, states, begin = torch.empty_like(tokens.value), [], 0
-    for wanted in ends:
-        while begin < wanted:
-            end = min(begin + PIECE_TOKENS, wanted)
-            outputs[begin:end], state = _scan_piece(tokens.part(begin, end), state)
-            begin = end
-        states.append(state)
-    return outputs, torch.stack(states)
+    return over_pieces(tokens, state, ends, _scan_piece, PIECE_TOKENS)
 
 
 def _scan_piece(tokens: DeltaInput, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,8 +64,4 @@ def kimi_delta_step(tokens: DeltaInput, states: Tensor) -> tuple[Tensor, Tensor]
     Returns:
         Outputs [num_tokens, num_heads, value_dim], and the states after the tokens.
     """
-    states = states * tokens.log_decays.exp()[..., None]
-    said = torch.einsum("nhkv,nhk->nhv", states, tokens.key)
-    corrections = tokens.rates[..., None] * (tokens.value - said)
-    states = states + tokens.key[..., None] * corrections[:, :, None]
-    return torch.einsum("nhkv,nhk->nhv", states, tokens.query), states
+    return corrected(tokens, states * tokens.log_decays.exp()[..., None])
