@@ -11,7 +11,9 @@ and maximum of the latency of `/health` and of the whole chat in milliseconds, w
 that differ, and the server's memory. `load_before` is what other programs put on the machine: the load average of the
 minute before. `loop` is how long task steps held the server's event loop meanwhile: `longest_ms` by the wall clock,
 `longest_work_ms` in processor time, which leaves out what a step waits for the core or for Python's lock, the tasks of
-these steps, and how many were over 10 ms. On a quiet machine none should be.
+these steps, and how many were over 10 ms. On a quiet machine none should be. `sleeper_late_ms` is how late a process
+was meanwhile that does nothing but sleep for 2 ms, on the core where it was later: what the machine itself, or the host
+of a virtual one, has delayed everything by. A latency of `/health` below it is not the server's.
 
 The server keeps no standby process: one that starts amid an attack would be taken for memory that the attack costs.
 
@@ -70,6 +72,7 @@ THEIR_CORE = (
     "ATTACKERS_CORE"  # variable that names the core of the attackers, if they have one for themselves
 )
 HEALTH_EVERY_S = 0.01
+SLEEP_S = 0.002  # of the process that does nothing else
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
 KV_CACHE_BYTES = 64 * 2**20
@@ -494,6 +497,29 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {f"p{share}": round(values[place], 1) for share, place in places.items()}
 
 
+def sleep_on_each_core() -> dict[str, float]:
+    """Sleep until stdin has a line; return how late each sleep ended, ms, on the core where that was later."""
+    late: dict[int, list[float]] = {core: [] for core in os.sched_getaffinity(0)}
+    is_over = threading.Event()
+
+    def sleep(core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread
+        while not is_over.is_set():
+            began = time.perf_counter()
+            time.sleep(SLEEP_S)
+            late[core].append(1e3 * (time.perf_counter() - began - SLEEP_S))
+
+    print("ready", flush=True)
+    threads = [threading.Thread(target=sleep, args=(core,)) for core in late]
+    for thread in threads:
+        thread.start()
+    sys.stdin.readline()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    return percentiles(max(late.values(), key=max))
+
+
 def watch(port: int) -> dict[str, Any]:
     """Ask for the health and read the chat until stdin has a line."""
     client = Client(port, WITNESS)
@@ -665,12 +691,12 @@ def memory_mib(root: int) -> dict[str, float]:
 def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
     """Run one attack against a server of its own."""
     with serving() as server, attacking(server.port, seconds, nice, name) as attacker:
-        with helper("--watch", str(server.port)) as witness:
+        with helper("--watch", str(server.port)) as witness, helper("--sleeper") as sleeper:
             memory = memory_mib(server.process_id)["all"]
             server.take_loop()
             attacker_seen = finish(attacker)
             loop = server.take_loop()
-            result = finish(witness)
+            result = {"sleeper_late_ms": finish(sleeper), **finish(witness)}
         grown = round(memory_mib(server.process_id)["all"] - memory, 1)
     return {
         "attack": name,
@@ -704,12 +730,13 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float, nice
             # The first grammar starts the process that all others are copies of, which stays.
             form = {"structured_outputs": {"regex": "a"}}
             Client(server.port, WITNESS).request("POST", "/v1/responses", {**HELLO, **form}, timeout_s=60.0)
-            memory = {"before": memory_mib(server.process_id)}
-            server.take_loop()
-            attackers_seen = finish(attacker)
-            loop = server.take_loop()
-            memory["at_the_end"] = memory_mib(server.process_id)
-            result = finish(witness)
+            with helper("--sleeper") as sleeper:
+                memory = {"before": memory_mib(server.process_id)}
+                server.take_loop()
+                attackers_seen = finish(attacker)
+                loop = server.take_loop()
+                memory["at_the_end"] = memory_mib(server.process_id)
+                result = {"sleeper_late_ms": finish(sleeper), **finish(witness)}
         time.sleep(settle_s)
         memory["after"] = memory_mib(server.process_id)
     return {
@@ -891,6 +918,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="file for the JSON lines")
     parser.add_argument("--attack", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--sleeper", action="store_true", help=argparse.SUPPRESS)
     for role in ("--watch", "--readers", "--stalled-clients", "--reading-clients"):
         parser.add_argument(role, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -902,6 +930,8 @@ def main() -> None:
         print(json.dumps(attack(int(port), names, float(seconds))))
     elif options.watch:
         print(json.dumps(watch(options.watch)))
+    elif options.sleeper:
+        print(json.dumps(sleep_on_each_core()))
     elif options.readers:
         print(json.dumps(readers(options.readers)))
     elif options.stalled_clients or options.reading_clients:
