@@ -213,15 +213,17 @@ class Loaded:
 
     def _folder(self, name: str) -> str:
         """Write config.json, and let runners be made with the random weights, loaded once."""
-        from triolet.model import load, runner_loading
+        from triolet.model.loading import folder, runner
+        from triolet.model.loading.model import load_model
+        from triolet.model.loading.options import LoadOptions
 
         _config(self._fields).save_pretrained(name)
         if self._model is None:
             checkpoint = RandomCheckpoint(self._fields)
             self._body_bytes = checkpoint.body_bytes()
-            with mock.patch.object(load, "Checkpoint", SimpleNamespace(open=lambda _: checkpoint)):
-                self._model = load.load_model(name, dtype="bfloat16", device=self._place.device)
-        mock.patch.object(runner_loading, "load_model", return_value=self._model).start()
+            with mock.patch.object(folder, "Checkpoint", SimpleNamespace(open=lambda _: checkpoint)):
+                self._model = load_model(name, LoadOptions(dtype="bfloat16", device=self._place.device))
+        mock.patch.object(runner, "load_model", return_value=self._model).start()
         return name
 
     @property
@@ -246,7 +248,7 @@ class Loaded:
     def _steps(self, batch: int, context: int, num_steps: int) -> Callable[[], None]:
         """Return a function that computes the next decode step, for at most so many."""
         from triolet.core.step_plan import PlanRow, RowStart, StepPlan
-        from triolet.model.runner_loading import load_runner
+        from triolet.model.loading.runner import load_runner
 
         each = -(-(context + num_steps + 1) // 16)
         with tempfile.TemporaryDirectory() as name:
@@ -321,7 +323,7 @@ class Loaded:
 
     def graphs(self) -> Figures:
         """Measure how long the capture of all graphs takes, and the memory that they keep."""
-        from triolet.model.runner_loading import load_runner
+        from triolet.model.loading.runner import load_runner
 
         sizes: dict[str, Any] = (
             {"max_num_seqs": 4, "max_num_batched_tokens": 32}

@@ -28,7 +28,8 @@ from triolet.core.step_plan import AdapterStart
 from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.folder.adapter_files import read_adapter
 from triolet.model.interface import ForwardBatch, GreedyModel, LayerCache, ModelSpec
-from triolet.model.load import AdapterLimits, load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import AdapterLimits, LoadOptions
 from triolet.model.memory.kv_cache import allocate_kv_cache
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
@@ -93,7 +94,7 @@ def measure(
         lora_dtype="auto",
     )
     quantization = weights if weights.startswith("int") else None
-    loaded = load_model(str(folder), quantization=quantization, adapter_limits=limits)
+    loaded = load_model(str(folder), LoadOptions(quantization=quantization, adapter_limits=limits))
     model, bank = loaded.model, loaded.adapters
     assert isinstance(model, GreedyModel) and bank is not None  # the C++ decoder
     for slot, path in enumerate(adapters):

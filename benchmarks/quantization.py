@@ -25,7 +25,8 @@ from torch import Tensor
 import triolet
 from triolet import SamplingParams
 from triolet.model.backends.cpu.decoder import CpuDecoder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.quality import compare_logits, logits_of
 from triolet.nano import PATH
 
@@ -60,7 +61,7 @@ def compare(name: str, folder: Path) -> list[dict[str, Any]]:
     lines = []
     for dtype, quantization in KINDS:
         chosen = None if quantization == "none" else quantization
-        model = load_model(str(folder), dtype=dtype, quantization=chosen).model
+        model = load_model(str(folder), LoadOptions(dtype=dtype, quantization=chosen)).model
         if not isinstance(model, CpuDecoder):
             raise RuntimeError("the model must run as one C++ step")
         found = [logits_of(model, prompt + answer)[len(prompt) - 1 : -1] for prompt, answer in pairs]

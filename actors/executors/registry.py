@@ -30,7 +30,7 @@ def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfi
 
     def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
-        from triolet.model.runner_loading import load_runner
+        from triolet.model.loading.runner import load_runner
 
         nonlocal next_config
         # Unless this load succeeds, the next one measures memory anew.

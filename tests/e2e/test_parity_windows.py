@@ -62,9 +62,9 @@ async def open_engine(case: Case, **fields: Any) -> AsyncIterator[Engine]:
 @pytest.fixture(params=["", pytest.param("torch", marks=pytest.mark.slow)], ids=["C++", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        from triolet.model import load
+        from triolet.model.loading import decoder
 
-        monkeypatch.setattr(load, "can_plan", lambda *_: False)
+        monkeypatch.setattr(decoder, "can_plan", lambda *_: False)
 
 
 @pytest.mark.usefixtures("backend")

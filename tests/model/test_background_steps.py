@@ -20,9 +20,9 @@ from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.abi import MultiStepStruct
 from triolet.kernels.cpu.library import library
 from triolet.model.backends.cpu import decoder as cpu_decoder
+from triolet.model.loading.runner import load_runner
 from triolet.model.memory.page_prefault import PagePrefault
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_runner
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="an eventfd is Linux'"),

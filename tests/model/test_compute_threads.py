@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from triolet.config.processors import Processors
-from triolet.model import runner_loading
-from triolet.model.runner_loading import choose_device
+from triolet.model.loading import runner
+from triolet.model.loading.runner import choose_device
 
 HYPER_THREADS = Processors(usable=frozenset(range(8)), cores=frozenset(range(4)))
 
@@ -65,7 +65,7 @@ def test_more_threads_than_processors_are_bounded_with_a_warning(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     threads.append(9)
-    with caplog.at_level(logging.WARNING, runner_loading.__name__):
+    with caplog.at_level(logging.WARNING, runner.__name__):
         choose_device("cpu")
     assert threads[-1] == 8
     assert "OMP_NUM_THREADS must be at most the number of usable processors (8)" in caplog.text

@@ -19,7 +19,7 @@ from tests.model.tiny import FAMILIES, VOCAB_SIZE, change_json, randomise
 from tests.source_tree import ROOT
 from triolet.errors import UnsupportedModel, WeightsMismatch
 from triolet.model.architectures.language_part import LANGUAGE_PARTS
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 IDS = {"image_token_id": 302, "video_token_id": 303, "vision_start_token_id": 304, "vision_end_token_id": 305}

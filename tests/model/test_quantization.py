@@ -20,7 +20,8 @@ from triolet.errors import ConfigError, KernelShapeError
 from triolet.kernels.cpu.gemm.packing import GROUP, pack_int4, pack_int8, round_groups
 from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:
@@ -31,7 +32,7 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 def logits_of(folder: Path, ids: list[int], quantization: str | None, variant: str = "") -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "library", lambda: compiled(variant))
-        model = load_model(str(folder), quantization=quantization).model
+        model = load_model(str(folder), LoadOptions(quantization=quantization)).model
     assert isinstance(model, CpuDecoder)
     return PagedDriver(model).once(ids).float()
 
@@ -100,7 +101,7 @@ def test_a_rounded_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bi
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "library", lambda: compiled(variant))
-        model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
+        model = load_model(str(make_model("llama", tmp_path)), LoadOptions(quantization=quantization)).model
     driver = PagedDriver(model, num_blocks=512)
     prompts = [tokens(5 + row % 9, seed=row) for row in range(32)]
 
@@ -119,7 +120,7 @@ def test_a_rounded_row_alone_and_in_a_batch_of_32_has_the_same_logits_bit_for_bi
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_row_that_is_no_numbers_stays_so(quantization: str, tmp_path: Path) -> None:
-    model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
+    model = load_model(str(make_model("llama", tmp_path)), LoadOptions(quantization=quantization)).model
     driver = PagedDriver(model)
     sequence = driver.sequence(8)
     driver.feed(sequence, [1, 2])
@@ -134,13 +135,13 @@ def test_models_that_do_not_run_as_one_step_are_refused(
     family: str, quantization: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"quantization must be none for this model.*got '{quantization}'"):
-        load_model(str(make_model(family, tmp_path)), quantization=quantization)
+        load_model(str(make_model(family, tmp_path)), LoadOptions(quantization=quantization))
 
 
 def test_widths_that_are_no_groups_of_four_are_refused(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path, intermediate_size=70)
     with pytest.raises(ConfigError, match="quantization must be none for this model"):
-        load_model(str(folder), quantization="int8")
+        load_model(str(folder), LoadOptions(quantization="int8"))
     with pytest.raises(KernelShapeError, match="groups of 4 inputs"):
         pack_int8(compiled(""), torch.zeros(8, 6))
 
@@ -148,7 +149,7 @@ def test_widths_that_are_no_groups_of_four_are_refused(tmp_path: Path) -> None:
 def test_widths_that_are_no_groups_are_refused(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path, intermediate_size=80)
     with pytest.raises(ConfigError, match="quantization must be none for this model"):
-        load_model(str(folder), quantization="int4")
+        load_model(str(folder), LoadOptions(quantization="int4"))
     with pytest.raises(KernelShapeError, match="groups of inputs"):
         pack_int4(compiled(""), torch.zeros(8, 48))
 

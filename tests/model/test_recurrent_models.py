@@ -12,8 +12,8 @@ from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
 from triolet.model.architectures.decoder_config import read_config
 from triolet.model.architectures.families import parse_decoder_config
+from triolet.model.loading.runner import load_runner
 from triolet.model.parallel.cuts import Part
-from triolet.model.runner_loading import load_runner
 
 
 @pytest.fixture(scope="module")

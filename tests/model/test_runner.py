@@ -23,12 +23,12 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig
 from triolet.core.step_plan import PlanRow, RowFailure, RowStart, StepPlan, StepResult
 from triolet.errors import ConfigError, InvariantViolated
 from triolet.kernels.cpu.library import kernels
-from triolet.model import load as load_module
 from triolet.model import runner as runner_module
 from triolet.model.folder.hub import resolve_folder
+from triolet.model.loading import model as loading
+from triolet.model.loading.runner import choose_device, load_runner
 from triolet.model.memory.kv_cache import longest_sequence
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import choose_device, load_runner
 from triolet.model.sampling.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling.sampling_row import SamplingRow
 
@@ -496,8 +496,8 @@ def test_the_kernels_are_compiled_once_the_model_is_found_and_before_its_weights
         events.append("folder")
         return resolve_folder(*args, **options)
 
-    monkeypatch.setattr(load_module, "resolve_folder", find)
-    monkeypatch.setattr(load_module, "kernels", lambda: events.append("kernels"))
+    monkeypatch.setattr(loading, "resolve_folder", find)
+    monkeypatch.setattr(loading, "kernels", lambda: events.append("kernels"))
     config = EngineConfig(model=str(folder), device="cpu", num_kv_blocks=4)
     load_runner(config, lambda progress: events.append(progress.stage))
     assert events[:3] == ["folder", "kernels", "weights"]

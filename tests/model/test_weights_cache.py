@@ -18,7 +18,8 @@ from triolet.core.load_progress import LoadProgress
 from triolet.kernels.cpu.library import library
 from triolet.model import weights_cache
 from triolet.model.backends.quant_method import QuantMethod
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 PROMPT = [1, 2, 3, 40, 50, 60, 7]
 
@@ -33,7 +34,9 @@ def q8(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def logits(path: Path, cache: Path | None, **options: Any) -> torch.Tensor:
-    loaded = load_model(str(path), weights_cache=None if cache is None else str(cache), **options)
+    loaded = load_model(
+        str(path), LoadOptions(weights_cache=None if cache is None else str(cache), **options)
+    )
     return PagedDriver(loaded.model).once(PROMPT)
 
 

@@ -76,7 +76,7 @@ def load(config: EngineConfig) -> Loaded:
         ModelError: the model cannot be loaded.
     """
     # Late, because torch takes a second to import.
-    from triolet.model.runner_loading import load_runner
+    from triolet.model.loading.runner import load_runner
     from triolet.model.tokenizer.tokenizer import check_template, load_configured_tokenizer
     from triolet.nano import PATH
 

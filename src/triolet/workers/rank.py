@@ -65,9 +65,9 @@ class Rank:
     def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         """Join the group, and load this rank's part of the model."""
         with imports_reported(on_progress):
+            from triolet.model.loading.runner import choose_device, load_runner
             from triolet.model.parallel.cuts import Part
             from triolet.model.parallel.group import Group
-            from triolet.model.runner_loading import choose_device, load_runner
 
             device = choose_device(config.device)
             if device.type == "cuda":

@@ -378,7 +378,7 @@ def imports_reported(on_progress: OnProgress) -> Iterator[None]:
 def import_model_code(on_progress: OnProgress) -> None:
     """Import torch, and the modules of the model."""
     with imports_reported(on_progress):
-        importlib.import_module("triolet.model.runner_loading")
+        importlib.import_module("triolet.model.loading.runner")
 
 
 def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
@@ -386,7 +386,7 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunne
     if config.model is None:  # of an engine on another machine
         config = attrs.evolve(config, model=str(nano.PATH))
     with imports_reported(on_progress):
-        from triolet.model.runner_loading import load_runner
+        from triolet.model.loading.runner import load_runner
 
         return load_runner(config, on_progress)
 

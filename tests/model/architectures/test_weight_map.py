@@ -19,7 +19,7 @@ from tests.model.tiny import change_json, make_model
 from tests.source_tree import SRC
 from triolet.errors import ModelFileError, UnsupportedModel, WeightsMismatch
 from triolet.model.folder.checkpoint import Checkpoint
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 TOKENS = list(range(12))
 

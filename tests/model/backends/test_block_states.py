@@ -18,7 +18,7 @@ from triolet.errors import InvariantViolated
 from triolet.model.backends.layers.recurrent import batches
 from triolet.model.backends.layers.recurrent.block_states import write_states
 from triolet.model.interface import CausalModel
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 BLOCK_SIZE, LENGTH = 8, 30
 

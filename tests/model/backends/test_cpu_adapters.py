@@ -19,7 +19,8 @@ from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.folder.adapter_files import read_adapter
-from triolet.model.load import AdapterLimits, load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import AdapterLimits, LoadOptions
 
 PHI3 = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 SLOTS = (2, -1, 0, 1, 3, 0)
@@ -39,7 +40,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         cpp = None if variant is None else compiled(variant)
         monkeypatch.setattr(plan, "library", lambda: cpp)
         limits = AdapterLimits(max_loras=4, max_lora_rank=64, max_cpu_loras=4, lora_dtype="auto")
-        loaded = load_model(str(folder), adapter_limits=limits, **settings)
+        loaded = load_model(str(folder), LoadOptions(adapter_limits=limits, **settings))
         assert isinstance(loaded.model, Decoder if variant is None else CpuDecoder)
         assert loaded.adapters is not None
         for slot, path in enumerate(adapters):

@@ -23,7 +23,8 @@ from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.interface import CausalModel, ForwardBatch
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 PLANNED = (
     "llama", "llama-biased", "smollm", "mistral", "qwen2", "qwen2-yarn", "qwen3", "phi3",
@@ -44,7 +45,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CausalModel]:
     def with_kernels(folder: Path, variant: str | None, dtype: str = "auto") -> CausalModel:
         cpp = None if variant is None else compiled(variant)
         monkeypatch.setattr(plan, "library", lambda: cpp)
-        return load_model(str(folder), dtype=dtype).model
+        return load_model(str(folder), LoadOptions(dtype=dtype)).model
 
     return with_kernels
 
@@ -141,7 +142,7 @@ def test_a_prompt_alone_and_among_so_many_tokens_that_rows_are_shared_out_has_th
 ) -> None:
     cpp = compiled(variant)
     monkeypatch.setattr(plan, "library", lambda: cpp)
-    model = load_model(str(make_model("llama", tmp_path)), quantization=quantization).model
+    model = load_model(str(make_model("llama", tmp_path)), LoadOptions(quantization=quantization)).model
     driver, before = PagedDriver(model, num_blocks=512), torch.get_num_threads()
     prompts = [tokens(30 + number, seed=number) for number in range(13)]
     assert sum(map(len, prompts)) > 384  # MANY_TOKENS in decoder.cpp

@@ -18,7 +18,8 @@ from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.interface import ForwardBatch
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 
 class Both:
@@ -46,7 +47,7 @@ def load(
     folder: Path, variant: str, monkeypatch: pytest.MonkeyPatch, *, quantization: str | None = None
 ) -> CpuDecoder:
     monkeypatch.setattr(plan, "library", lambda: compiled(variant))
-    model = load_model(str(folder), quantization=quantization).model
+    model = load_model(str(folder), LoadOptions(quantization=quantization)).model
     assert isinstance(model, CpuDecoder)
     return model
 

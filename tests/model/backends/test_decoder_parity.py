@@ -19,7 +19,8 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import FAMILIES, NATIVE_FAMILIES, VOCAB_SIZE, is_cached_rightly, make_model
 from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 TOLERANCE = 1e-4
 PROMPT_LEN, NUM_DECODED, NUM_GREEDY = 30, 20, 64
@@ -156,7 +157,7 @@ def test_half_precision_stays_as_near_to_float32_as_transformers_does(
 ) -> None:
     pair, ids = pair_of(family), tokens(PROMPT_LEN)
     exact = reference_logits(pair.theirs, ids)
-    model = load_model(str(pair.folder), dtype=str(dtype).removeprefix("torch.")).model
+    model = load_model(str(pair.folder), LoadOptions(dtype=str(dtype).removeprefix("torch."))).model
     assert model.spec.dtype == dtype
     ours = PagedDriver(model).once(ids).float()
     theirs = reference_logits(copy.deepcopy(pair.theirs).to(dtype), ids).float()
@@ -178,7 +179,7 @@ def test_longrope_takes_its_long_factors_where_long_sequences_are_wanted(
     pair_of: Callable[[str], Pair],
 ) -> None:
     pair, ids = pair_of("phi3-longrope"), tokens(140)
-    driver = PagedDriver(load_model(str(pair.folder), max_model_len=200).model)
+    driver = PagedDriver(load_model(str(pair.folder), LoadOptions(max_model_len=200)).model)
     sequence = driver.sequence(len(ids))
     logits = driver.feed(sequence, ids, chunk=60)
     torch.testing.assert_close(logits, reference_logits(pair.theirs, ids), atol=TOLERANCE, rtol=0)

@@ -18,7 +18,8 @@ from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.backends.transformers_backend import TransformersModel, load_transformers_model
 from triolet.model.folder.json_fields import read_json_object
 from triolet.model.interface import CausalModel, ForwardBatch, ModelSpec
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 
 class InTwoCalls:
@@ -73,7 +74,7 @@ def test_the_cpu_decoder(
 ) -> None:
     monkeypatch.setattr(plan, "library", compiled)
     folder = make_model("llama", tmp_path, dtype=dtype)
-    model = load_model(str(folder), quantization=quantization).model
+    model = load_model(str(folder), LoadOptions(quantization=quantization)).model
     assert isinstance(model, CpuDecoder)
     check(model)
 

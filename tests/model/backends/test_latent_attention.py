@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.tiny import change_json, make_model
 from triolet.errors import ModelFileError, UnsupportedModel, WeightsMismatch
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.memory.kv_cache import allocate_kv_cache
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_cache_holds_one_latent_and_one_rotated_key_per_token_and_layer(folder: Path) -> None:
-    spec = load_model(str(folder), device="cpu").model.spec
+    spec = load_model(str(folder), LoadOptions(device="cpu")).model.spec
     assert spec.backend == "native"
     assert spec.kv_bytes_per_token() == 3 * (16 + 8) * 4  # layers, kv_lora_rank + qk_rope_head_dim, float32
     for layer in allocate_kv_cache(spec, num_blocks=4, block_size=16, device=torch.device("cpu")):
@@ -39,10 +40,10 @@ def test_layers_that_draft_tokens_are_left_out(folder: Path, tmp_path: Path) -> 
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     save_file({**weights, **extra}, tmp_path / "model.safetensors")
-    assert load_model(str(tmp_path), device="cpu").model.spec.backend == "native"
+    assert load_model(str(tmp_path), LoadOptions(device="cpu")).model.spec.backend == "native"
     change_json(tmp_path / "config.json", num_nextn_predict_layers=0, num_mtp_layers=0)
     with pytest.raises(WeightsMismatch, match=r"model\.layers\.3\."):
-        load_model(str(tmp_path), device="cpu")
+        load_model(str(tmp_path), LoadOptions(device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -80,4 +81,4 @@ def test_what_this_attention_or_its_experts_do_not_compute_is_refused_by_name(
     make_model(family, tmp_path)
     change_json(tmp_path / "config.json", **changes)
     with pytest.raises(error, match=text):
-        load_model(str(tmp_path), device="cpu")
+        load_model(str(tmp_path), LoadOptions(device="cpu"))

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.model.backends.test_decoder_parity import reference, reference_logits, tokens
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 
 def logits_of(folder: Path, ids: list[int]) -> Tensor:

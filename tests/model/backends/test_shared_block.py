@@ -14,7 +14,7 @@ from tests.model.tiny import make_model
 from triolet.errors import WeightsMismatch
 from triolet.model.backends.layers.shared_block import SharedBlockBeforeRecurrence
 from triolet.model.backends.torch_decoder import Decoder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 
 @pytest.fixture

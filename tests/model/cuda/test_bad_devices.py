@@ -19,11 +19,11 @@ from triolet.errors import ModelError
 from triolet.kernels import _triton
 from triolet.kernels._triton import KernelCompileError, KernelVariant, has_failed_kernels, run_or_reference
 from triolet.kernels.rms_norm import _rms_norm_kernel, rms_norm_reference, rms_norm_triton
-from triolet.model import load, runner_loading
 from triolet.model.cuda import steps
 from triolet.model.cuda.step_device import Graph, Mark
 from triolet.model.cuda.warm_up import can_compute_steps
-from triolet.model.runner_loading import load_runner
+from triolet.model.loading import decoder, runner
+from triolet.model.loading.runner import load_runner
 
 CAPTURE_ERROR = "CUDA error: operation failed due to a previous error during capture"
 LOST = "CUDA error: an illegal memory access was encountered"
@@ -72,9 +72,9 @@ def test_a_device_that_a_capture_has_lost_is_not_used() -> None:
 def on_device(monkeypatch: pytest.MonkeyPatch) -> NoGraphs:
     """Loads compute on this device, with the decoder in torch."""
     device = NoGraphs()
-    monkeypatch.setattr(load, "can_plan", lambda *_: False)
-    monkeypatch.setattr(runner_loading, "_device_for_steps", lambda *_: device)
-    monkeypatch.setattr(runner_loading, "announce_warm", lambda: None)
+    monkeypatch.setattr(decoder, "can_plan", lambda *_: False)
+    monkeypatch.setattr(runner, "_device_for_steps", lambda *_: device)
+    monkeypatch.setattr(runner, "announce_warm", lambda: None)
     return device
 
 

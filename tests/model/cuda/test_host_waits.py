@@ -14,10 +14,12 @@ from tests.model.cuda.pretended_gpu import TRAFFIC, PretendedGpu, kernels_of_the
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.core.request.params import SamplingParams
 from triolet.core.step_plan import PlanRow, RowStart, SampledToken, StepPlan
-from triolet.model import load
 from triolet.model.backends.layers import mixture_of_experts
 from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.cuda.device_rows import DeviceRows
+from triolet.model.loading import decoder as loading
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.runner import ModelRunner
 
 NUM_ROWS = 32
@@ -48,8 +50,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """The decoder that a GPU would have, on the CPU."""
     folder: Path = make_model("qwen3", tmp_path_factory.mktemp("model"), dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "can_plan", lambda *args: False)
-        model = load.load_model(str(folder), dtype="float32", device="cpu").model
+        patch.setattr(loading, "can_plan", lambda *args: False)
+        model = load_model(str(folder), LoadOptions(dtype="float32", device="cpu")).model
     assert isinstance(model, Decoder)
     return model
 
@@ -215,11 +217,11 @@ def test_a_read_from_the_device_is_a_wait_and_an_error_in_a_graph() -> None:
 def test_a_mixture_of_experts_is_one_graph_that_waits_for_no_router(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "can_plan", lambda *args: False)
+    monkeypatch.setattr(loading, "can_plan", lambda *args: False)
     folder = str(make_model("qwen3-moe", tmp_path))
-    one_by_one = load.load_model(folder, dtype="float32", device="cpu").model
+    one_by_one = load_model(folder, LoadOptions(dtype="float32", device="cpu")).model
     monkeypatch.setattr(mixture_of_experts, "GROUPED_DEVICES", ("cpu",))
-    grouped = load.load_model(folder, dtype="float32", device="cpu").model
+    grouped = load_model(folder, LoadOptions(dtype="float32", device="cpu")).model
     assert isinstance(one_by_one, Decoder)
     assert isinstance(grouped, Decoder)
     assert (one_by_one.is_capturable, grouped.is_capturable) == (False, True)

@@ -17,11 +17,12 @@ from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
 from triolet.kernels.flash_attention import FlashAttention
 from triolet.kernels.paged_attention import paged_attention_reference
-from triolet.model import load
 from triolet.model.backends.torch_decoder import Attention, Decoder
 from triolet.model.cuda.prompt_attention import choose_prompt_attention
-from triolet.model.load import load_model
-from triolet.model.runner_loading import load_runner
+from triolet.model.loading import decoder
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
+from triolet.model.loading.runner import load_runner
 
 CPU = torch.device("cpu")
 
@@ -74,10 +75,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
 @pytest.fixture
 def decoder_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Decoder]:
     """Load decoders in torch, as those on a GPU are."""
-    monkeypatch.setattr(load, "can_plan", lambda *_: False)
+    monkeypatch.setattr(decoder, "can_plan", lambda *_: False)
 
     def make(family: str, dtype: str = "bfloat16") -> Decoder:
-        model = load_model(str(make_model(family, tmp_path / family)), dtype=dtype).model
+        model = load_model(str(make_model(family, tmp_path / family)), LoadOptions(dtype=dtype)).model
         assert isinstance(model, Decoder)
         return model
 

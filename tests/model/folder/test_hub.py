@@ -14,7 +14,7 @@ from tests.model.tiny import make_model
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import HubUnreachable, ModelFileError, ModelNotFound
 from triolet.model.folder.hub import gguf_kinds, resolve_folder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 MODEL = "somebody/tiny-llama"
 

@@ -20,7 +20,8 @@ from tests.model.tiny_adapters import LINEAR, every_layer, make_adapter
 from triolet.core.step_plan import AdapterStart
 from triolet.model.backends.cpu import plan
 from triolet.model.folder.adapter_files import read_adapter
-from triolet.model.load import AdapterLimits, LoadedFolder, load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import AdapterLimits, LoadedFolder, LoadOptions
 
 PHI3 = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 LIMITS = AdapterLimits(max_loras=2, max_lora_rank=16, max_cpu_loras=2, lora_dtype="auto")
@@ -110,7 +111,7 @@ def test_an_adapter_over_a_file_gives_the_logits_of_transformers_with_both_merge
     folder = model_of(family, tmp_path, **sizes)
     path = write_gguf(folder, tmp_path / "model.gguf", kind, metadata=more_keys(family))
     adapter = make_adapter(folder, tmp_path / "adapter", modules_of(family), **fields)
-    driver = placed(load_model(str(path), dtype="float32", adapter_limits=LIMITS), adapter)
+    driver = placed(load_model(str(path), LoadOptions(dtype="float32", adapter_limits=LIMITS)), adapter)
     adapted, plain, again = logits(driver, (1, -1, 1))
     model = with_weights_of(path, folder)
     assert_same(plain, model)

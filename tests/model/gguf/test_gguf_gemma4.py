@@ -18,7 +18,7 @@ from tests.model.gguf.test_gguf_models import generated, ours
 from tests.model.gguf.tiny_gguf import add_tensor
 from tests.model.tiny import make_model
 from triolet.errors import ModelFileError
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 
 SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 """Names of tensors that gguf-py's map of names lacks."""

@@ -27,7 +27,8 @@ from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.gguf.config import read_decoder_config
 from triolet.model.gguf.file import GgufFile
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 NUM_GREEDY = 64
 PROMPT = torch.randint(0, VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -137,7 +138,7 @@ def generated(model: Any) -> list[int]:
 
 
 def ours(path: Path, **options: Any) -> list[int]:
-    return PagedDriver(load_model(str(path), dtype="float32", **options).model).greedy(
+    return PagedDriver(load_model(str(path), LoadOptions(dtype="float32", **options)).model).greedy(
         PROMPT, NUM_GREEDY, chunk=7
     )
 
@@ -148,7 +149,7 @@ def test_the_method_of_a_gguf_file_may_be_named_and_another_is_refused(tmp_path:
     with pytest.raises(
         ConfigError, match=r"^quantization must be gguf or left out for model.gguf, which is in g"
     ):
-        load_model(str(path), quantization="awq")
+        load_model(str(path), LoadOptions(quantization="awq"))
 
 
 # The types themselves are compared bit for bit; here one of them for each family, and all for one family.
@@ -176,7 +177,7 @@ def test_logits_of_gemma_are_those_of_transformers_with_the_same_file(family: st
     folder = model_of(family, tmp_path)
     path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0", metadata=more_keys(family))
     right = with_weights_of(path, folder)(torch.tensor([PROMPT])).logits[0, -1]
-    found = PagedDriver(load_model(str(path), dtype="float32").model).once(PROMPT)[-1]
+    found = PagedDriver(load_model(str(path), LoadOptions(dtype="float32")).model).once(PROMPT)[-1]
     assert (found.flatten() - right).abs().max() < 1e-5
 
 
@@ -202,7 +203,7 @@ def test_the_cpp_decoder_runs_files_as_it_runs_folders(tmp_path: Path) -> None:
     compiled()
     folder = model_of("qwen3", tmp_path)
     path = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
-    assert isinstance(load_model(str(path), dtype="bfloat16").model, CpuDecoder)
+    assert isinstance(load_model(str(path), LoadOptions(dtype="bfloat16")).model, CpuDecoder)
 
 
 def test_a_model_in_several_parts_is_the_model_in_one(tmp_path: Path) -> None:
@@ -374,12 +375,12 @@ def test_the_log_says_what_becomes_of_the_weights(tmp_path: Path, caplog: pytest
     compiled()
     mixed = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "mixed.gguf", "Q8_0", other_kind="Q5_1")
     path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", "Q8_0")
-    with caplog.at_level("INFO", "triolet.model.load"):
+    with caplog.at_level("INFO", "triolet.model.loading"):
         load_model(str(path))
         assert "its weights, Q8_0, are kept" in caplog.text
         load_model(str(mixed))
         assert "its weights, Q8_0, are kept; Q5_1, Q8_0, are converted to torch.bfloat16" in caplog.text
-        load_model(str(path), quantization="int8")
+        load_model(str(path), LoadOptions(quantization="int8"))
         assert "its weights, Q8_0, are converted to torch.bfloat16 and then int8" in caplog.text
 
 
@@ -394,9 +395,9 @@ def test_a_model_with_kept_weights_has_the_bits_of_the_converted_one(
     # Plain float32 products, with tiles too: those of blocks and of what is not in blocks have the same bits.
     plain = attrs.evolve(UNQUANTIZED, pack=pack_linear)
     monkeypatch.setitem(QUANT_METHODS, None, plain)
-    kept = load_model(str(path), dtype="float32").model
+    kept = load_model(str(path), LoadOptions(dtype="float32")).model
     monkeypatch.setitem(QUANT_METHODS, None, attrs.evolve(plain, keeps_blocks=False))
-    whole = load_model(str(path), dtype="float32").model
+    whole = load_model(str(path), LoadOptions(dtype="float32")).model
     assert isinstance(kept, CpuDecoder) and isinstance(whole, CpuDecoder)
     assert kept.num_bytes < whole.num_bytes / 2
     assert PagedDriver(kept).once(PROMPT).equal(PagedDriver(whole).once(PROMPT))
@@ -411,7 +412,7 @@ def test_in_bfloat16_kept_weights_are_nearer_to_float32_than_converted_ones(
     path = write_gguf(folder, tmp_path / "model.gguf", "Q4_K", other_kind="Q6_K")
 
     def logits(dtype: str) -> torch.Tensor:
-        return PagedDriver(load_model(str(path), dtype=dtype).model).once(PROMPT).float()
+        return PagedDriver(load_model(str(path), LoadOptions(dtype=dtype)).model).once(PROMPT).float()
 
     right, kept = logits("float32"), logits("bfloat16")
     monkeypatch.setitem(QUANT_METHODS, None, attrs.evolve(UNQUANTIZED, keeps_blocks=False))
@@ -435,7 +436,7 @@ def test_embeddings_are_made_of_the_tokens_that_the_file_names(
             writer.add_pooling_type(gguf.PoolingType(number))
 
     path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf", metadata=metadata)
-    pooler = load_model(str(path), convert="embed").pooler
+    pooler = load_model(str(path), LoadOptions(convert="embed")).pooler
     assert pooler is not None
     assert pooler.info.method == method
 
@@ -448,7 +449,7 @@ def test_a_way_to_make_embeddings_that_is_not_known_is_refused(tmp_path: Path) -
         metadata=lambda writer: writer.add_pooling_type(gguf.PoolingType.RANK),
     )
     with pytest.raises(ModelFileError, match=r"llama\.pooling_type must be 1 \(mean\)"):
-        load_model(str(path), convert="embed")
+        load_model(str(path), LoadOptions(convert="embed"))
 
 
 # ------------------------------------------------------------------------------------------- refused
@@ -527,4 +528,4 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_length_beyond_the_context_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     path = write_gguf(model_of("llama-plain", tmp_path), tmp_path / "model.gguf")
     with pytest.raises(ConfigError, match="max_model_len must be at most 256 tokens for this model"):
-        load_model(str(path), max_model_len=257)
+        load_model(str(path), LoadOptions(max_model_len=257))

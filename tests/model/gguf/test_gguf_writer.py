@@ -38,7 +38,7 @@ from triolet.model.gguf.config import read_decoder_config, read_gguf_defaults
 from triolet.model.gguf.file import GgufFile
 from triolet.model.gguf.tokenizer import SPLITS
 from triolet.model.gguf.write_tokenizer import written_tokenizer
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
 from triolet.model.quantize import WRITTEN_FORMATS, write_quantized
 
 SETTINGS = {"general.name", "general.file_type", "general.quantization_version"}

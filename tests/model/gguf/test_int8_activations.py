@@ -19,7 +19,8 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
 from triolet.errors import ConfigError
 from triolet.model.backends.cpu.decoder import CpuDecoder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 PAIRS = [PROMPT[at : at + 2] for at in range(len(PROMPT) - 1)]
 """Prompts, so short that few of them meet a number half way between two integers."""
@@ -40,7 +41,9 @@ def round_inputs(_module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
 
 
 def quantised(path: Path, **options: Any) -> CpuDecoder:
-    model = load_model(str(path), dtype="float32", quantization="int8-activations", **options).model
+    model = load_model(
+        str(path), LoadOptions(dtype="float32", quantization="int8-activations", **options)
+    ).model
     assert isinstance(model, CpuDecoder)
     return model
 
@@ -89,7 +92,7 @@ def test_the_log_and_the_cache_of_packed_weights_know_of_it(
     first = PagedDriver(quantised(path, weights_cache=str(tmp_path), on_progress=reports.append)).once(PROMPT)
     assert "Q4_K, Q8_0, are kept" in caplog.text or "Q8_0, Q4_K, are kept" in caplog.text
     assert reports[-1].done_bytes == reports[-1].total_bytes
-    exact = load_model(str(path), dtype="float32", weights_cache=str(tmp_path)).model
+    exact = load_model(str(path), LoadOptions(dtype="float32", weights_cache=str(tmp_path))).model
     caplog.clear()
     again = PagedDriver(quantised(path, weights_cache=str(tmp_path))).once(PROMPT)
     assert "are mapped from" in caplog.text
@@ -100,4 +103,4 @@ def test_the_log_and_the_cache_of_packed_weights_know_of_it(
 def test_a_model_without_quantised_weights_is_refused(tmp_path: Path) -> None:
     folder = make_model("llama-plain", tmp_path)
     with pytest.raises(ConfigError, match="quantised weights"):
-        load_model(str(folder), quantization="int8-activations")
+        load_model(str(folder), LoadOptions(quantization="int8-activations"))

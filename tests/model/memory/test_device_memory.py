@@ -16,11 +16,11 @@ from triolet.actors.executors.contract import with_kv_cache
 from triolet.config.engine import EngineConfig
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import ConfigError
-from triolet.model import runner_loading
 from triolet.model.interface import ForwardBatch
+from triolet.model.loading import runner as loading
+from triolet.model.loading.runner import load_runner
 from triolet.model.memory.device_memory import GIB, MARGIN_BYTES, DeviceMemory, largest_step
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_runner
 
 GPU = torch.device("cuda", 0)
 BLOCK = 2**20
@@ -97,7 +97,7 @@ def test_a_load_computes_and_measures_on_the_card_with_the_configured_index(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", places.append)
-    monkeypatch.setattr(runner_loading, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     with pytest.raises(Chosen, match=r"^cuda:1$"):
         load_runner(EngineConfig(model="nowhere", device="cuda:1"))
     assert {*places} == cuda.asked == {torch.device("cuda", 1)}
@@ -174,7 +174,7 @@ class PretendedMemory:
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedMemory:
     memory = PretendedMemory()
-    monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
+    monkeypatch.setattr(loading, "memory_of", lambda device: memory)
     return memory
 
 
@@ -226,13 +226,13 @@ def test_weights_that_a_card_has_no_memory_for_are_refused_with_their_size(
 ) -> None:
     FakeCuda(monkeypatch, free=10 * GIB)
     memory = DeviceMemory.measure(GPU)
-    monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
+    monkeypatch.setattr(loading, "memory_of", lambda device: memory)
 
     def load_model(*_: Any, on_progress: Any, **__: Any) -> None:
         on_progress(LoadProgress("weights", 0, 14 * GIB))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runner_loading, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     rule = r"memory for the weights of 14\.00 GiB; 10\.00 of 80\.00 GiB were free; got 'cuda:0'"
     with pytest.raises(ConfigError, match=rule):
         load_runner(EngineConfig(model=str(tmp_path), device="cpu"))

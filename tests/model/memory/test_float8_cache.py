@@ -21,16 +21,19 @@ from triolet import SamplingParams, open_engine
 from triolet.compat import EngineArgs
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError, UnsupportedModel, WeightsMismatch
-from triolet.model import load, runner_loading
 from triolet.model.architectures.kv_format import KvFormat, KvScales
 from triolet.model.backends.torch_decoder import Attention, Decoder, with_kv_format
 from triolet.model.interface import LayerCacheSpec, ModelSpec
+from triolet.model.loading import decoder
+from triolet.model.loading import runner as loading
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
+from triolet.model.loading.runner import load_runner
 from triolet.model.memory.kv_cache import allocate_kv_cache, kv_block_count
 from triolet.model.parallel.cuts import Part
 from triolet.model.parallel.group import Group
 from triolet.model.parallel.load import load_part
 from triolet.model.runner import ModelRunner
-from triolet.model.runner_loading import load_runner
 
 CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
@@ -45,8 +48,8 @@ NAMES = [
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder of GPUs on a CPU, which is taken for one."""
-    monkeypatch.setattr(load, "can_plan", lambda *args: False)
-    monkeypatch.setattr(load, "_check_kv_device", lambda *args: None)
+    monkeypatch.setattr(decoder, "can_plan", lambda *args: False)
+    monkeypatch.setattr(LoadOptions, "check", lambda options: None)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def attentions(model: Any) -> list[Attention]:
 
 
 def load_float8(folder: Path, kind: str = "fp8") -> Decoder:
-    model = load.load_model(str(folder), dtype="float32", kv_cache_dtype=kind).model
+    model = load_model(str(folder), LoadOptions(dtype="float32", kv_cache_dtype=kind)).model
     assert isinstance(model, Decoder)
     return model
 
@@ -111,7 +114,7 @@ def test_the_memory_that_a_gpu_has_left_holds_so_many_more_blocks(
             return 40 * block_bytes
 
     memory = Memory()
-    monkeypatch.setattr(runner_loading, "memory_of", lambda device: memory)
+    monkeypatch.setattr(loading, "memory_of", lambda device: memory)
     _, info = load_runner(EngineConfig(
         model=str(folder), device="cpu", dtype="float32", kv_cache_dtype="fp8", max_num_batched_tokens=96,
         max_num_seqs=6,
@@ -140,7 +143,7 @@ def test_the_scales_of_a_checkpoint_are_read_under_all_of_their_names(
         KvScales(0.25, 3.0), KvScales(1.0, 1.0), KvScales(1.0, 0.5),
     ]  # fmt: skip
     assert load_float8(folder, "fp8_e5m2").spec.kv_dtype == torch.float8_e5m2
-    plain = load.load_model(str(folder), dtype="float32").model
+    plain = load_model(str(folder), LoadOptions(dtype="float32")).model
     assert (plain.spec.kv_dtype, plain.spec.cache_dtype) == (None, torch.float32)
     assert all(layer.kv_scales == KvScales() for layer in attentions(plain))
 
@@ -183,7 +186,7 @@ def test_a_tensor_that_only_looks_like_a_scale_is_still_unused(tmp_path: Path) -
         make_model("llama-plain", tmp_path), {"model.layers.1.self_attn.scale": torch.ones(1)}
     )
     with pytest.raises(WeightsMismatch, match=r"self_attn\.scale"):
-        load.load_model(str(folder))
+        load_model(str(folder))
 
 
 def test_each_rank_of_a_group_has_the_scales_of_the_whole(folder: Path) -> None:
@@ -212,7 +215,7 @@ def rounded(tensor: torch.Tensor, scale: float) -> torch.Tensor:
 def test_answers_are_those_of_a_cache_that_holds_the_rounded_numbers(
     folder: Path, on_the_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load.load_model(str(folder), dtype="float32").model
+    model = load_model(str(folder), LoadOptions(dtype="float32")).model
     assert isinstance(model, Decoder)
     scales = tuple(KvScales(0.02 * (index + 1), 0.3) for index in range(3))
     runner = ModelRunner(with_kv_format(model, KvFormat(dtype=E4M3, scales=scales)), **SIZES, device=CPU)
@@ -238,7 +241,7 @@ def test_answers_are_those_of_a_cache_that_holds_the_rounded_numbers(
 
 
 def test_graphs_on_a_pretended_gpu_give_the_answers_of_plain_steps(folder: Path, on_the_cpu: None) -> None:
-    model = load.load_model(str(folder), dtype="float32").model
+    model = load_model(str(folder), LoadOptions(dtype="float32")).model
     assert isinstance(model, Decoder)
     decoder = with_kv_format(model, KvFormat(dtype=E4M3, scales=(KvScales(0.05, 0.3),) * 3))
     plain = ModelRunner(decoder, **SIZES, device=CPU)
@@ -303,7 +306,7 @@ def test_models_without_such_keys_and_values_refuse_it_by_name(
     else:
         folder = make_model(family, tmp_path)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype must be auto for .*needs CUDA") as caught:
-        load.load_model(str(folder), kv_cache_dtype="fp8")
+        load_model(str(folder), LoadOptions(kv_cache_dtype="fp8"))
     assert reason in caught.value.rule
 
 
@@ -329,7 +332,7 @@ def test_gpus_without_the_instruction_for_e4m3_refuse_it_and_no_other_ones(
     with pytest.raises(
         ConfigError, match="kv_cache_dtype must be auto or fp8_e5m2 on a GPU of compute capability"
     ):
-        load._check_kv_device("fp8", "cuda:0")
-    load._check_kv_device("fp8_e5m2", "cuda:0")
+        LoadOptions(device="cuda:0", kv_cache_dtype="fp8").check()
+    LoadOptions(device="cuda:0", kv_cache_dtype="fp8_e5m2").check()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: (8, 9))
-    load._check_kv_device("fp8", "cuda:0")
+    LoadOptions(device="cuda:0", kv_cache_dtype="fp8").check()

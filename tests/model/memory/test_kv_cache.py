@@ -16,6 +16,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.scheduling.budget import DEFAULT_BATCHED_TOKENS
 from triolet.errors import ConfigError
 from triolet.model.interface import STATE_WINDOW, LayerCacheSpec, LayerStateSpec, ModelSpec
+from triolet.model.loading.runner import load_runner
 from triolet.model.memory import kv_cache
 from triolet.model.memory.kv_cache import (
     allocate_kv_cache,
@@ -25,7 +26,6 @@ from triolet.model.memory.kv_cache import (
     windows_of,
 )
 from triolet.model.memory.state_cache import block_size_of
-from triolet.model.runner_loading import load_runner
 
 CPU = torch.device("cpu")
 GIB = 2**30

@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.model.tiny import make_model
 from triolet.config.engine import EngineConfig
 from triolet.model.interface import LayerCacheSpec, ModelSpec
+from triolet.model.loading.runner import load_runner
 from triolet.model.memory import page_prefault
 from triolet.model.memory.kv_cache import LARGE_PAGE_BYTES, _zeros, allocate_kv_cache
 from triolet.model.memory.page_prefault import (
@@ -31,7 +32,6 @@ from triolet.model.memory.page_prefault import (
     _advise,
     prefault_pages,
 )
-from triolet.model.runner_loading import load_runner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages come as they come")
 

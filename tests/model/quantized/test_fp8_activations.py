@@ -13,19 +13,20 @@ from tests.model.paged import PagedDriver
 from tests.model.quantized.test_quantized_folders import make_folders
 from triolet.config.engine import EngineConfig
 from triolet.errors import ConfigError
-from triolet.model import load
 from triolet.model.backends.layers.scaled_linear import ScaledLinear
 from triolet.model.backends.torch_decoder import Decoder
-from triolet.model.load import load_model
-from triolet.model.runner_loading import load_runner
+from triolet.model.loading import decoder
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
+from triolet.model.loading.runner import load_runner
 
 FP8 = "fp8-activations"
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "can_plan", lambda *_: False)
-    monkeypatch.setattr(load, "_check_float8_products", lambda device: None)
+    monkeypatch.setattr(decoder, "can_plan", lambda *_: False)
+    monkeypatch.setattr(LoadOptions, "check", lambda options: None)
     monkeypatch.setattr("triolet.model.backends.quant_method.INTEGER_DEVICES", ("cpu",))
 
 
@@ -36,7 +37,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def decoder_of(folder: Path, **options: Any) -> Decoder:
-    model = load_model(str(folder), dtype="bfloat16", **options).model
+    model = load_model(str(folder), LoadOptions(dtype="bfloat16", **options)).model
     assert isinstance(model, Decoder)
     return model
 
@@ -100,7 +101,7 @@ def test_every_layer_computes_what_its_dequantised_weight_gives_for_rounded_inpu
 def test_models_that_it_is_not_for_are_refused(name: str, dtype: str, rule: str, tmp_path: Path) -> None:
     _, folder = make_folders(tmp_path, name)
     with pytest.raises(ConfigError, match=rule):
-        load_model(str(folder), dtype=dtype, quantization=FP8)
+        load_model(str(folder), LoadOptions(dtype=dtype, quantization=FP8))
 
 
 def test_a_cpu_is_told_what_it_needs(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from triolet.errors import ConfigError, ModelError, UnsupportedModel
 from triolet.kernels.cpu.gemm.packing import pack_linear
 from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.folder.checkpoint import Checkpoint
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.quantized import formats
 from triolet.model.quantized.checkpoint import open_quantized
 from triolet.model.quantized.dequantize import unpack
@@ -203,14 +204,14 @@ def test_integers_that_are_kept_give_the_bits_of_the_converted_weights(
     compiled()
     _, quantized = make_folders(tmp_path, name)
     ids = torch.randint(0, 200, (20,), generator=torch.manual_seed(1)).tolist()
-    with caplog.at_level("INFO", "triolet.model.load"):
-        kept = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    with caplog.at_level("INFO", "triolet.model.loading"):
+        kept = PagedDriver(load_model(str(quantized), LoadOptions(dtype="float32")).model)
     count = re.search(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
     assert count is not None
     assert (count[2] == count[1]) if name in KEPT else (count[2] == "0" != count[1])
     converting = attrs.evolve(UNQUANTIZED, keeps_blocks=False, pack=pack_linear)
     monkeypatch.setitem(QUANT_METHODS, None, converting)
-    whole = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    whole = PagedDriver(load_model(str(quantized), LoadOptions(dtype="float32")).model)
     assert name not in KEPT or kept.once(ids).equal(whole.once(ids))
     assert name not in KEPT or kept.greedy(ids, 4) == whole.greedy(ids, 4)
 
@@ -230,13 +231,13 @@ def test_integers_that_are_kept_give_the_bits_of_the_converted_weights(
 def test_the_decoder_of_a_gpu_keeps_the_words_and_computes_what_the_converted_weights_give(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triolet.model.load.can_plan", lambda *_: False)  # as on a GPU
+    monkeypatch.setattr("triolet.model.loading.decoder.can_plan", lambda *_: False)  # as on a GPU
     plain, quantized = make_folders(tmp_path, name)
     ids = torch.randint(0, 200, (20,), generator=torch.manual_seed(1)).tolist()
-    expected = PagedDriver(load_model(str(plain), dtype="float32").model)
+    expected = PagedDriver(load_model(str(plain), LoadOptions(dtype="float32")).model)
     monkeypatch.setattr("triolet.model.backends.quant_method.INTEGER_DEVICES", ("cpu",))
-    with caplog.at_level("INFO", "triolet.model.load"):
-        kept = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    with caplog.at_level("INFO", "triolet.model.loading"):
+        kept = PagedDriver(load_model(str(quantized), LoadOptions(dtype="float32")).model)
     count = re.search(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
     assert count is not None
     assert count[1] == count[2]
@@ -293,11 +294,11 @@ def test_another_method_than_the_folders_is_refused_with_the_one_that_it_has(
     for wrong in {one for _, one in METHODS} - {method} | {"mxfp4", "gguf"}:
         rule = f"quantization must be {method} or left out for quantized, which is in {method}; got '{wrong}'"
         with pytest.raises(ConfigError, match=f"^{rule}$"):
-            load_model(str(quantized), quantization=wrong)
+            load_model(str(quantized), LoadOptions(quantization=wrong))
     with pytest.raises(
         ConfigError, match=r"^quantization must be none or left out for plain, which is not quan"
     ):
-        load_model(str(plain), quantization=method)
+        load_model(str(plain), LoadOptions(quantization=method))
 
 
 def test_a_cpu_keeps_the_integers_of_a_folder_of_float16_unless_float16_is_asked_for(
@@ -308,9 +309,9 @@ def test_a_cpu_keeps_the_integers_of_a_folder_of_float16_unless_float16_is_asked
     for folder in (plain, quantized):
         change_json(folder / "config.json", dtype="float16")
     dtypes = []
-    with caplog.at_level("INFO", "triolet.model.load"):
+    with caplog.at_level("INFO", "triolet.model.loading"):
         for folder, dtype in ((quantized, "auto"), (quantized, "float16"), (plain, "auto")):
-            dtypes.append(load_model(str(folder), dtype=dtype).model.spec.dtype)
+            dtypes.append(load_model(str(folder), LoadOptions(dtype=dtype)).model.spec.dtype)
     assert dtypes == [torch.bfloat16, torch.float16, torch.float16]
     kept = re.findall(r"of the (\d+) quantised weights of quantized, (\d+) are kept", caplog.text)
     assert [int(number) for _, number in kept] == [int(kept[0][0]), 0]
@@ -500,7 +501,7 @@ def test_an_early_folder_says_how_it_is_quantised_in_a_file_of_its_own(
     # AutoGPTQ's own name of the file.
     (quantized / "model.safetensors").rename(quantized / "gptq_model-4bit-32g.safetensors")
     logits = [
-        PagedDriver(load_model(str(folder), dtype="float32").model).once(list(range(40)))
+        PagedDriver(load_model(str(folder), LoadOptions(dtype="float32")).model).once(list(range(40)))
         for folder in (plain, quantized)
     ]
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
@@ -569,7 +570,7 @@ def test_layers_that_are_kept_beside_layers_that_are_not_give_what_the_dequantis
     change_json(whole / "config.json", quantization_config=None)
     tokens = [number % 200 for number in range(800)]
     logits = [
-        PagedDriver(load_model(str(folder), dtype="float32").model, num_blocks=256).once(tokens)
+        PagedDriver(load_model(str(folder), LoadOptions(dtype="float32")).model, num_blocks=256).once(tokens)
         for folder in (quantized, whole)
     ]
     torch.testing.assert_close(logits[0], logits[1], atol=1e-3, rtol=1e-3)

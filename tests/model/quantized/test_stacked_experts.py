@@ -19,7 +19,8 @@ from tests.model.quantized.writers import MXFP4, Tensors, write_mxfp4_folders
 from tests.model.tiny import change_json, make_model
 from triolet.errors import ModelError, ModelFileError, UnsupportedModel, WeightsMismatch
 from triolet.model.folder.checkpoint import Checkpoint
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.quantize import write_quantized
 from triolet.model.quantized.dequantize import mxfp4
 from triolet.model.quantized.stacked_experts import open_stacked_experts
@@ -74,8 +75,8 @@ def test_greedy_tokens_are_those_of_transformers_reading_the_same_folder(
     folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, quantized = folders
-    with caplog.at_level("INFO", "triolet.model.load"):
-        ours = PagedDriver(load_model(str(quantized), dtype="float32").model)
+    with caplog.at_level("INFO", "triolet.model.loading"):
+        ours = PagedDriver(load_model(str(quantized), LoadOptions(dtype="float32")).model)
     # 3 layers of 6 experts with gate, up and down
     assert "of the 54 quantised weights of quantized, 0 are kept; the others are converted" in caplog.text
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(

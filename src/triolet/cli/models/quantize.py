@@ -18,7 +18,8 @@ from triolet import nano
 from triolet.cli.models.hub_cache import size_text
 from triolet.config.engine import BUILT_IN_MODEL
 from triolet.model.folder.hub import resolve_folder
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 from triolet.model.quality import Losses, compare_logits, greedy_answer, logits_of
 from triolet.model.quantize import GGUF_PREFIX, write_quantized
 from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
@@ -93,7 +94,7 @@ def _report(before: Path, after: Path, text: Path | None) -> dict[str, Any]:
     import torch
 
     # One model at a time is in memory: the original's logits are kept.
-    loaded = load_model(str(before), dtype="float32")
+    loaded = load_model(str(before), LoadOptions(dtype="float32"))
     model, ends = loaded.model, loaded.generation_defaults.eos_token_ids
     limit = min(model.spec.max_position, _WINDOW)
     tokenizer = load_tokenizer(before)
@@ -107,7 +108,7 @@ def _report(before: Path, after: Path, text: Path | None) -> dict[str, Any]:
         ]
     truth = [_scored(logits_of(model, sample.ids), sample) for sample in samples]
     del model, loaded
-    written = load_model(str(after), dtype="float32").model
+    written = load_model(str(after), LoadOptions(dtype="float32")).model
     found = torch.cat([_scored(logits_of(written, sample.ids), sample) for sample in samples])
     told = torch.cat([torch.tensor(sample.ids[sample.num_given :]) for sample in samples])
     whole = torch.cat(truth)

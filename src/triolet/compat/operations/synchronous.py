@@ -146,7 +146,7 @@ class EngineOperations(EngineFacts):
     def _load_runner(self) -> ModelInfo:
         # Late, like the others: torch takes a second to import, and most engines never sleep.
         from triolet.actors.executors.contract import with_kv_cache, with_weights
-        from triolet.model.runner_loading import load_runner
+        from triolet.model.loading.runner import load_runner
 
         folder, config = self._core.begin_load(), with_kv_cache(self._config, self._info)
         if config.model is None:

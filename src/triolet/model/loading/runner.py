@@ -30,7 +30,8 @@ from triolet.model.backends.torch_decoder import Decoder
 from triolet.model.cuda.prompt_attention import choose_prompt_attention
 from triolet.model.cuda.step_device import CudaDevice, StepDevice
 from triolet.model.cuda.warm_up import can_compute_steps
-from triolet.model.load import AdapterLimits, LoadedFolder, load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import AdapterLimits, LoadedFolder, LoadOptions
 from triolet.model.memory.device_memory import DeviceMemory, largest_step
 from triolet.model.memory.kv_cache import (
     MAX_GROUPS,
@@ -174,8 +175,7 @@ def _load_weights(
     config: EngineConfig, place: torch.device, on_progress: OnProgress, group: Group | None
 ) -> LoadedFolder:
     assert config.model is not None
-    return load_model(
-        config.model,
+    options = LoadOptions(
         dtype=config.dtype,
         device=str(place),
         trust_remote_code=config.trust_remote_code,
@@ -188,9 +188,8 @@ def _load_weights(
         weights_cache=config.weights_cache,
         calibration=config.calibration,
         kv_cache_dtype=config.kv_cache_dtype,
-        on_progress=on_progress,
-        group=group,
     )
+    return load_model(config.model, options, on_progress=on_progress, group=group)
 
 
 @attrs.frozen(eq=False)

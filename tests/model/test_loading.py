@@ -15,7 +15,8 @@ from tests.model.paged import PagedDriver
 from tests.model.tiny import change_json, make_model
 from triolet.core.load_progress import LoadProgress
 from triolet.errors import ConfigError, ModelFileError, ModelNotFound, RemoteCodeRefused, UnsupportedModel
-from triolet.model.load import load_model
+from triolet.model.loading.model import load_model
+from triolet.model.loading.options import LoadOptions
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_a_loaded_model_says_what_it_is(llama: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_dtype_asked_for_is_the_dtype_of_the_logits(dtype: str, llama: Path) -> None:
-    logits = PagedDriver(load_model(str(llama), dtype=dtype).model).once([1, 2, 3])
+    logits = PagedDriver(load_model(str(llama), LoadOptions(dtype=dtype)).model).once([1, 2, 3])
     assert logits.dtype == getattr(torch, dtype)
     assert logits.isfinite().all()
 
@@ -44,16 +45,16 @@ def test_an_unknown_dtype_is_a_configuration_error(llama: Path) -> None:
     with pytest.raises(
         ConfigError, match="dtype must be one of auto, float32, bfloat16, float16; got 'int8'"
     ):
-        load_model(str(llama), dtype="int8")
+        load_model(str(llama), LoadOptions(dtype="int8"))
 
 
 def test_a_model_is_not_stretched_beyond_its_positions(llama: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len must be at most 256 tokens for this model; got 257"):
-        load_model(str(llama), max_model_len=257)
+        load_model(str(llama), LoadOptions(max_model_len=257))
 
 
 def test_a_shorter_limit_makes_shorter_tables(llama: Path) -> None:
-    assert load_model(str(llama), max_model_len=40).model.spec.max_position == 40
+    assert load_model(str(llama), LoadOptions(max_model_len=40)).model.spec.max_position == 40
 
 
 def test_progress_counts_the_bytes_of_every_weight(llama: Path) -> None:
@@ -69,7 +70,7 @@ def test_progress_counts_the_bytes_of_every_weight(llama: Path) -> None:
 @pytest.mark.slow
 def test_native_loading_imports_neither_transformers_nor_the_hub(llama: Path) -> None:
     program = (
-        "import sys; from triolet.model.load import load_model; "
+        "import sys; from triolet.model.loading.model import load_model; "
         f"load_model({str(llama)!r}); "
         "assert not {'transformers', 'huggingface_hub'} & set(sys.modules), 'imported'"
     )
@@ -173,5 +174,5 @@ def test_code_of_a_model_is_refused_before_it_runs(with_code: tuple[Path, Path])
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_native_architecture_runs_no_code_of_the_model(trust: bool, with_code: tuple[Path, Path]) -> None:
     folder, trace = with_code
-    assert load_model(str(folder), trust_remote_code=trust).model.spec.backend == "native"
+    assert load_model(str(folder), LoadOptions(trust_remote_code=trust)).model.spec.backend == "native"
     assert not trace.exists()

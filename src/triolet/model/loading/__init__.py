@@ -1,0 +1,1 @@
+"""Loading: from the name of a model to a runner that computes its steps."""
