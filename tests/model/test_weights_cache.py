@@ -14,7 +14,7 @@ import torch
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
-from triolet.core.load_progress import LoadProgress
+from triolet.core.load_progress import LoadProgress, OnProgress
 from triolet.kernels.cpu.library import library
 from triolet.model import weights_cache
 from triolet.model.backends.quant_method import QuantMethod
@@ -33,10 +33,11 @@ def q8(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_gguf(make_model("llama-plain", place / "folder"), place / "n.gguf", "Q8_0").read_bytes()
 
 
-def logits(path: Path, cache: Path | None, **options: Any) -> torch.Tensor:
-    loaded = load_model(
-        str(path), LoadOptions(weights_cache=None if cache is None else str(cache), **options)
-    )
+def logits(
+    path: Path, cache: Path | None, on_progress: OnProgress | None = None, **options: Any
+) -> torch.Tensor:
+    options["weights_cache"] = None if cache is None else str(cache)
+    loaded = load_model(str(path), LoadOptions(**options), on_progress=on_progress)
     return PagedDriver(loaded.model).once(PROMPT)
 
 

@@ -17,6 +17,7 @@ from tests.model.gguf.test_gguf_models import PROMPT, WIDE, model_of, with_weigh
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
+from triolet.core.load_progress import OnProgress
 from triolet.errors import ConfigError
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.loading.model import load_model
@@ -40,10 +41,9 @@ def round_inputs(_module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     return rounded(inputs[0])
 
 
-def quantised(path: Path, **options: Any) -> CpuDecoder:
-    model = load_model(
-        str(path), LoadOptions(dtype="float32", quantization="int8-activations", **options)
-    ).model
+def quantised(path: Path, on_progress: OnProgress | None = None, **options: Any) -> CpuDecoder:
+    options = {"dtype": "float32", "quantization": "int8-activations", **options}
+    model = load_model(str(path), LoadOptions(**options), on_progress=on_progress).model
     assert isinstance(model, CpuDecoder)
     return model
 

@@ -18,6 +18,7 @@ from triolet.core.load_progress import LoadProgress
 from triolet.errors import ConfigError
 from triolet.model.interface import ForwardBatch
 from triolet.model.loading import runner as loading
+from triolet.model.loading.options import LoadOptions
 from triolet.model.loading.runner import load_runner
 from triolet.model.memory.device_memory import GIB, MARGIN_BYTES, DeviceMemory, largest_step
 from triolet.model.runner import ModelRunner
@@ -89,8 +90,8 @@ class Chosen(Exception):
 def test_a_load_computes_and_measures_on_the_card_with_the_configured_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def load_model(*_: Any, device: str, **__: Any) -> None:
-        raise Chosen(device)
+    def load_model(model: str, options: LoadOptions, **_: Any) -> None:
+        raise Chosen(options.device)
 
     places: list[object] = []
     cuda = FakeCuda(monkeypatch, free=78 * GIB)
