@@ -255,3 +255,47 @@ async def test_a_server_collects_itself_and_gives_the_rule_back(
             await trio.sleep(5)
             assert garbage() is None
     assert gc.get_threshold() == thresholds
+
+
+def test_no_step_of_a_server_counts_the_frozen_objects_but_one_that_has_collected_them_all() -> None:
+    run(
+        """
+        import sys
+        from unittest import mock
+        from triolet.engine import gc_freeze
+        from triolet.engine.gc_freeze import collect_in_short_steps
+
+        num_blocks, num_counts, count = 1000, 0, gc.get_freeze_count
+
+        def counted():
+            global num_counts
+            num_counts += 1
+            return count()
+
+        async def main():
+            global num_blocks
+            patches = (
+                mock.patch.object(gc, "get_freeze_count", counted),
+                mock.patch.object(gc, "get_count", lambda: (0, 0, 0 if num_blocks > 1000 else 1)),
+                mock.patch.object(sys, "getallocatedblocks", lambda: num_blocks),
+            )
+            with frozen_gc(), patches[0], patches[1], patches[2]:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(collect_in_short_steps, lambda: True)
+                    await trio.testing.wait_all_tasks_blocked()
+                    at_the_start = num_counts
+                    await trio.sleep(60)
+                    assert num_counts == at_the_start, "a step counted"
+                    num_blocks = 1200
+                    await trio.sleep(6)
+                    after_all = num_counts
+                    assert after_all > at_the_start, "everything was to be collected"
+                    num_blocks = 1000
+                    await trio.sleep(60)
+                    assert num_counts == after_all, "a step counted"
+                    nursery.cancel_scope.cancel()
+
+        import trio.testing
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        """
+    )
