@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 class DecoderLoad:
     """Load of a native decoder.
 
-    Attributes:
+    Args:
         parsed: what the decoder consists of.
         checkpoint: has its weights.
         dtype: that it computes in.

@@ -36,7 +36,7 @@ class AdapterLimits:
 class LoadOptions:
     """Settings of a load, under the names of the fields of `EngineConfig`.
 
-    Attributes:
+    Args:
         dtype: `float32`, `bfloat16` or `float16`; `auto` is that of the checkpoint.
         device: such as `cpu` or `cuda`.
         trust_remote_code: lets a model that brings its own Python code run it; a native architecture never does.
