@@ -247,7 +247,7 @@ class Client:
             case EngineClosed():
                 return world.is_closing
             case EngineDead():
-                return world.story.mood == "deadly" and is_planted_cause(error)
+                return world.may_die and is_planted_cause(error)
             case RequestFailed(reason=reason) if "it ended before its result" in reason:
                 (record,) = self.records
                 reason_of_end = record.entry.finish_reason

@@ -89,6 +89,7 @@ class _Reports(logging.Filter):
         assert isinstance(record.args, tuple)
         supervisor, context, reason, offender = record.args
         self.world.note(f"report {supervisor} {context} {offender} {reason!r}")
+        self.world.num_root_crashes += supervisor == "root" and context in ("child_terminated", "start_error")
         if context == "intensity_exceeded" and str(supervisor).startswith("replica "):
             self.world.custody.is_back(int(str(supervisor).removeprefix("replica ")))
         if (

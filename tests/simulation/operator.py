@@ -45,7 +45,7 @@ class Operator:
         except EngineClosed:
             self._expect(self.world.is_closing, "was told of an end that was not there")
         except EngineDead:
-            self._expect(self.world.story.mood == "deadly", "found the engine dead")
+            self._expect(self.world.may_die, "found the engine dead")
         self.world.note(f"{self.name} has ended")
         shared.num_live[operation.kind] -= 1
         self.has_ended = True

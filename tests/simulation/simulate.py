@@ -69,7 +69,7 @@ async def _run(world: World) -> None:
             try:
                 await _play(world)
             except* EngineDead as group:
-                world.expect(world.story.mood == "deadly", f"the engine died: {group.exceptions[0]!r}")
+                world.expect(world.may_die, f"the engine died: {group.exceptions[0]!r}")
         num_left = trio.lowlevel.current_statistics().tasks_living - num_tasks
         world.expect(num_left == 0, f"{num_left} tasks are left")
         nursery.cancel_scope.cancel()
@@ -173,7 +173,7 @@ async def _must_be_idle(world: World, engine: Engine) -> None:
     try:
         engine.check_health()
     except EngineDead:
-        world.expect(world.story.mood == "deadly", "the engine died")
+        world.expect(world.may_die, "the engine died")
         return
     with trio.move_on_after(_LONGEST_RETURN_S):
         while not all(replica.is_living for replica in engine.statistics().replicas):

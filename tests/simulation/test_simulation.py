@@ -235,3 +235,16 @@ def test_a_step_that_was_planned_ahead_of_one_that_crashed_may_have_crashed_it(f
         assert again - before == after - 2
         failures.append(any("RequestFailed" in line for line in world.lines))
     assert failures == [True, False]
+
+
+@pytest.mark.parametrize(("num_faults", "num_root_crashes"), [(8, 3), (9, 4)])
+def test_the_root_mends_three_crashes_and_the_engine_may_die_of_the_fourth(
+    num_faults: int, num_root_crashes: int
+) -> None:
+    """Six end the group of the runner, and each further one a start of it."""
+    asked = tell(*(Fault("runner.execute.before", 2 + number, "error") for number in range(num_faults)))
+    world = simulate(attrs.evolve(asked, mood="escalating"))
+    assert world.fired.total() == num_faults
+    assert world.num_root_crashes == num_root_crashes
+    assert world.may_die == (num_root_crashes > 3)
+    assert world.violations == []

@@ -26,6 +26,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.step_plan import RowStart
 from triolet.errors import AdapterError, ModelFileError, ResourceShortage, RunnerDied, RunnerFailed
 
+MAX_ROOT_RESTARTS = 3  # in a minute, longer than any story (docs/architecture.md)
 SHORTAGES = (
     lambda: OSError(errno.EMFILE, "Too many open files"),
     lambda: OSError(errno.EAGAIN, "Resource temporarily unavailable"),
@@ -130,6 +131,7 @@ class World:
     is_closing: bool = False
     num_lives: int = 0
     num_failed: int = 0
+    num_root_crashes: int = 0  # children of the root that ended, or did not start again
     num_crashes: list[tuple[RowStart, int]] = attrs.field(factory=list)
     hung_s: float = 0.0
     num_shortages: int = 0
@@ -147,6 +149,17 @@ class World:
         self.custody = Custody()
         self.rng = random.Random(self.story.seed + 1)
         self._faults = {(fault.point, fault.nth): fault.kind for fault in self.story.faults}
+
+    @property
+    def may_die(self) -> bool:
+        """Whether the engine may give up.
+
+        Faults that strike again and again while the root starts its children can exhaust it in an escalating story,
+        too: it mends three crashes in a minute.
+        """
+        return self.story.mood == "deadly" or (
+            self.story.mood == "escalating" and self.num_root_crashes > MAX_ROOT_RESTARTS
+        )
 
     # ------------------------------------------------------------------------------------- the trace
 
