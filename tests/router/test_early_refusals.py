@@ -20,7 +20,7 @@ from triolet.router.service import Router
 LONG = (
     "x" * 8_000_000
 )  # more than the buffers of a connection hold: it is not all sent when the engine hangs up
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_body_bytes": 2**26,
     "max_message_bytes": 2**26,
     "max_input_bytes": 2**30,

@@ -61,7 +61,7 @@ def is_cut_off(event: Mapping[str, Any]) -> bool:
     if event.get("type") == "response.failed":
         return bool(event["response"].get("finish_reason") == FinishReason.SHUTDOWN)
     error = event if event.get("type") == "error" else event.get("error")
-    return isinstance(error, Mapping) and error.get("code") == "service_unavailable"
+    return isinstance(error, Mapping) and bool(error.get("code") == "service_unavailable")
 
 
 def passed_on(error: HttpError) -> WireError:

@@ -156,17 +156,15 @@ def test_what_fails_after_its_beginning_is_a_failed_response_and_no_error() -> N
     assert said[0]["response"]["finish_reason"] == "error"
 
 
-def test_a_response_that_ends_with_its_server_says_so() -> None:
-    for ends in (
-        lambda talk: talk.conversation.end(NOW),
-        lambda talk: talk.conversation.refuse(talk.started[0], of_exception(EngineDead("x")), NOW),
-    ):
-        talk = Talk()
-        talk.create()
-        talk.begin(talk.started[0])
-        said = talk.take(ends(talk))
-        assert types(said)[0] == "failed"
-        assert said[0]["response"]["finish_reason"] == "shutdown"
+@pytest.mark.parametrize("is_dead", [False, True], ids=["shutdown", "death"])
+def test_a_response_that_ends_with_its_server_says_so(is_dead: bool) -> None:
+    talk = Talk()
+    talk.create()
+    talk.begin(talk.started[0])
+    conversation, death = talk.conversation, of_exception(EngineDead("x"))
+    said = talk.take(conversation.refuse(talk.started[0], death, NOW) if is_dead else conversation.end(NOW))
+    assert types(said)[0] == "failed"
+    assert said[0]["response"]["finish_reason"] == "shutdown"
 
 
 # ------------------------------------------------------------------------------------------ chats

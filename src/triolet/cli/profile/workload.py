@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import click
 
@@ -32,8 +33,9 @@ def workload_options(*, num_prompts: int, output_len: int) -> Callable[[Command]
     )
 
     def decorate(command: Command) -> Command:
+        decorated: Callable[..., Any] = command
         for flag in reversed(flags):
-            command = flag(command)
-        return command
+            decorated = flag(decorated)
+        return cast(Command, decorated)
 
     return decorate
