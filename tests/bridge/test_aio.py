@@ -216,6 +216,18 @@ async def test_a_deadline_is_in_the_time_of_the_event_loop() -> None:
 
 
 @in_asyncio
+async def test_a_deadline_does_not_move_while_a_stream_is_not_entered() -> None:
+    async with opened() as engine:
+        loop = asyncio.get_running_loop()
+        stream = engine.generate([1], LONG, deadline=loop.time() + 0.5)
+        await asyncio.sleep(0.6)  # until it is over
+        async with stream:
+            [output] = [output async for output in stream]
+        assert output.outputs[0].finish_reason == "deadline"
+        assert output.outputs[0].token_ids == ()
+
+
+@in_asyncio
 async def test_progress_can_be_followed_while_the_stream_is_read() -> None:
     async with (
         opened(FastExecutor(step_s=0.002)) as engine,

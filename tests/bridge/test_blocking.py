@@ -103,6 +103,16 @@ def test_a_deadline_is_a_monotonic_time() -> None:
         assert time.monotonic() >= deadline
 
 
+def test_a_deadline_does_not_move_while_a_stream_is_not_entered() -> None:
+    with opened() as engine:
+        stream = engine.generate([1], LONG, deadline=time.monotonic() + 0.5)
+        time.sleep(0.6)  # until it is over
+        with stream:
+            [output] = stream
+        assert output.outputs[0].finish_reason == "deadline"
+        assert output.outputs[0].token_ids == ()
+
+
 def test_progress_can_be_followed() -> None:
     prompt = list(range(40))
     with (

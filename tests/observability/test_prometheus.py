@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import trio
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from trio.testing import MockClock
 
 from tests.actors.harness import STEP_S, FakeExecutor, fake_engine
@@ -15,7 +15,13 @@ from triolet import RequestOutput, SamplingParams
 from triolet.engine.engine import Engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineClosed, InvalidRequest, Overloaded
-from triolet.observability.prometheus import SAMPLES_AT_ONCE, GatewayMetrics, Metrics, decade_buckets
+from triolet.observability.prometheus import (
+    SAMPLES_AT_ONCE,
+    GatewayMetrics,
+    Metrics,
+    decade_buckets,
+    pieces_of,
+)
 
 # reference: the metrics that vLLM's own dashboard draws, and the others that have a meaning here
 GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info"
@@ -229,3 +235,20 @@ async def test_the_text_comes_in_short_pieces_that_are_the_whole_together() -> N
             for piece in pieces:
                 num_samples = sum(not line.startswith(b"#") for line in piece.splitlines())
                 assert num_samples < SAMPLES_AT_ONCE + longest
+
+
+def test_metrics_that_only_further_engines_have_are_told_once_for_all_of_them() -> None:
+    registries = [CollectorRegistry() for _ in range(3)]
+    for number, registry in enumerate(registries):
+        Gauge("all", "Of all.", ["engine"], registry=registry).labels(engine=number)
+        if number:  # as the gauges of an engine with replicas, beside one without
+            Gauge("some", "Of some.", ["engine"], registry=registry).labels(engine=number)
+    lines = b"".join(pieces_of(*registries)).decode().splitlines()
+    assert [line for line in lines if line.startswith("# TYPE")] == ["# TYPE all gauge", "# TYPE some gauge"]
+    assert [line for line in lines if not line.startswith("#")] == [
+        'all{engine="0"} 0.0',
+        'all{engine="1"} 0.0',
+        'all{engine="2"} 0.0',
+        'some{engine="1"} 0.0',
+        'some{engine="2"} 0.0',
+    ]

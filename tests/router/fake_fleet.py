@@ -44,6 +44,7 @@ class Answer:
     pieces: list[Piece] = attrs.field(factory=list)
     status: int = 200
     headers: dict[str, str] = attrs.field(factory=lambda: {"content-type": "application/json"})
+    after: trio.Event | None = None  # without which nothing of it is sent
 
 
 @attrs.define
@@ -128,6 +129,8 @@ class FakeEngine:
         asked = Asked(head.method.decode(), head.target.decode(), headers, body)
         self.asked.append(asked)
         answer = self._answer_to(asked)
+        if answer.after is not None:
+            await answer.after.wait()
         encoded = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
         await stream.send_all(protocol.send(h11.Response(status_code=answer.status, headers=encoded)) or b"")
         for piece in answer.pieces:

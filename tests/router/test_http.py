@@ -29,8 +29,9 @@ from triolet.client.address import ServerAddress
 from triolet.client.http import request
 from triolet.client.websocket import open_responses_socket
 from triolet.config.server import GatewayConfig
+from triolet.router.answer import StreamFollower
 from triolet.router.client_request import RoutedPrompt
-from triolet.router.http import _Follower, _target_of
+from triolet.router.http import _target_of
 from triolet.router.service import Router
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES
 
@@ -477,7 +478,7 @@ def test_a_path_whose_encoding_a_server_does_not_tell_is_encoded_anew() -> None:
 
 def test_an_event_that_comes_in_many_pieces_costs_no_more_than_its_length() -> None:
     event = sse({"type": "response.in_progress", "sequence_number": 0, "text": "x" * 2**23})
-    follower, passed_on = _Follower(has_chunks=False), b""
+    follower, passed_on = StreamFollower(has_chunks=False), b""
     began_s = time.thread_time()
     for start in range(0, len(event), 1024):
         passed_on += follower.follow(event[start : start + 1024])

@@ -19,6 +19,9 @@ from tests.simulation.story import Story, draw_story
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if any seed broke a rule."""
     arguments = _parse(argv)
+    if arguments.mutants:
+        print("\n".join(sorted(all_mutants())))
+        return 0
     with planted_mutant(arguments.mutant):
         if arguments.seed is not None:
             return _replay(arguments.seed, arguments.replicas)
@@ -42,10 +45,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--digests", action="store_true", help="print the digest of every seed's trace")
     parser.add_argument("--ahead", action="store_true", help="only seeds with two plans in flight")
     parser.add_argument("--replicas", action="store_true", help="with two replicas, and kills of either")
+    parser.add_argument("--mutant", metavar="NAME", help="with this defect planted in the engine")
     parser.add_argument(
-        "--mutant", choices=sorted(all_mutants()), help="with this defect planted in the engine"
+        "--mutants", action="store_true", help="print the names of the defects, and run nothing"
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.mutant is not None and arguments.mutant not in all_mutants():
+        parser.error(f"--mutant must be one of the names that --mutants prints; got {arguments.mutant!r}")
+    return arguments
 
 
 def _draw_of(has_replicas: bool) -> Callable[[int], Story]:

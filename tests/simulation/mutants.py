@@ -236,7 +236,7 @@ def _question_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("an abort forgets to wake the scheduler")
-def _abort_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+def _abort_wakes_nothing(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: EngineCore, serial: int, reason: FinishReason) -> None:
         if self.scheduler is not None and serial in self.journal:
             self.scheduler.abort(serial, reason)

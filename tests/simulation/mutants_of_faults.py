@@ -19,12 +19,12 @@ from triolet.engine import engine, snapshot
 # ------------------------------------------------------------------------- steps that always go wrong
 
 
-@mutant("nobody is ever convicted")
-def _nobody_convicted(patch: pytest.MonkeyPatch) -> None:
+@mutant("no request is ever convicted")
+def _none_convicted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoisonBisection, "step_failed", lambda self, marks, num_rows: CrashOutcome(None, 0))
 
 
-@mutant("who is in a failing step for the second time is convicted, whoever else is")
+@mutant("a request that is in a failing step for the second time is convicted, whatever else is in it")
 def _convicted_in_company(patch: pytest.MonkeyPatch) -> None:
     step_failed = PoisonBisection.step_failed
     patch.setattr(
@@ -32,17 +32,17 @@ def _convicted_in_company(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("nobody is held back during a trial")
-def _nobody_held_back(patch: pytest.MonkeyPatch) -> None:
+@mutant("no request is held back during a trial")
+def _none_held_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoisonBisection, "may_run", lambda self, serial: True)
 
 
-@mutant("a step that succeeds clears nobody")
-def _nobody_cleared(patch: pytest.MonkeyPatch) -> None:
+@mutant("a step that succeeds clears no request")
+def _none_cleared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoisonBisection, "step_done", lambda self, num_computed: None)
 
 
-@mutant("who leaves stays on trial")
+@mutant("a request that leaves stays on trial")
 def _leavers_stay_on_trial(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PoisonBisection, "ended", lambda self, serial: None)
 
@@ -95,8 +95,8 @@ def _saved_twice(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------ hangs
 
 
-@mutant("the watchdog ends nobody")
-def _nobody_ended(patch: pytest.MonkeyPatch) -> None:
+@mutant("the watchdog ends no actor")
+def _none_ended(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(watchdog, "_end", lambda progress, grammars, lives, name: None)
 
 

@@ -44,7 +44,7 @@ def _no_position_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GrammarMasks, "set_mask", mutated)
 
 
-@mutant("who is bound to a form has a part in runs")
+@mutant("a request that is bound to a form has a part in runs")
 def _bound_in_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step_planner, "_can_go_on", lambda sequence: sequence.num_pending_tokens == 1)
 
@@ -84,7 +84,7 @@ def _prompt_is_blamed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tokenizer, "shortage_of", lambda error, purpose: None)
 
 
-@mutant("who sits a step out lets another one in that has no token beside it")
+@mutant("a request that sits a step out lets another one in that has no token beside it")
 def _more_rows_than_tokens(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: StepPlanner) -> int:
         return self.recovery.memory.max_rows(self.config.max_num_seqs)

@@ -24,7 +24,7 @@ def _blocks_of_one_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(step_planner, "add_blocks_of_run", mutated)
 
 
-@mutant("who has ended in a run goes on in it")
+@mutant("a request that has ended in a run goes on in it")
 def _ended_go_on(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: StepPlanner, now_s: float) -> None:
         for sequence in self.scheduled:
@@ -43,8 +43,8 @@ def _ends_too_soon(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "apply", mutated)
 
 
-@mutant("nobody has a part in a run's later steps")
-def _nobody_goes_on(patch: pytest.MonkeyPatch) -> None:
+@mutant("no request has a part in a run's later steps")
+def _none_goes_on(patch: pytest.MonkeyPatch) -> None:
     def mutated(self: StepPlanner, now_s: float) -> None:
         self.scheduled = []
 

@@ -21,7 +21,7 @@ SURVIVORS = {
     "a cache hit does not compare tokens": "it takes two contents with one 128-bit hash",
     "what ends while no scheduler lives is told to the dead one": "a runner that dies leaves its scheduler whole, and "
     "one that dies is replaced before anybody can end anything; tests.actors.test_crashes holds the rule",
-    "who runs when a trial begins goes on": "it costs one crash more, and finds the same one; "
+    "a request that runs when a trial begins goes on": "it costs one crash more, and finds the same one; "
     "tests.core.scheduling.test_scheduler_recovery holds the rule",
     "the crashes of a trial count": "a story has too few poisoned requests to exhaust two supervisors; "
     "tests.actors.test_poison holds the rule",

@@ -6,6 +6,7 @@ had a turn, about 0.1 ms.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypedDict, TypeVar
@@ -241,8 +242,11 @@ class RemoteEngine:
         Args:
             remaining_s: seconds from now to the deadline; None if there is none.
         """
+        if remaining_s is None:
+            return lambda: self._native.generate(prompt, sampling_params, **fields)
+        due_s = time.monotonic() + remaining_s  # the stream may be entered at any time from now on
         return lambda: self._native.generate(
-            prompt, sampling_params, deadline=engine_time(remaining_s), **fields
+            prompt, sampling_params, deadline=engine_time(due_s - time.monotonic()), **fields
         )
 
     def _calling(

@@ -19,6 +19,7 @@ from triolet.cli import failures, options
 from triolet.cli.doctor.commands import doctor
 from triolet.cli.models.commands import MODEL_COMMANDS
 from triolet.cli.profile.commands import profile
+from triolet.cli.profile.workload import workload_options
 from triolet.cli.replay.commands import replay
 from triolet.cli.shell.commands import SHELL_COMMANDS
 from triolet.cli.terminal import at_a_terminal
@@ -225,17 +226,7 @@ def route(urls: tuple[str, ...], api_key: str | None, gateway: GatewayConfig) ->
 
 
 @main.command(cls=options.SectionedCommand)
-@click.option("--num-prompts", type=click.IntRange(1), default=32, show_default=True, help="Requests in all.")
-@click.option(
-    "--input-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a prompt."
-)
-@click.option(
-    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in an answer."
-)
-@click.option(
-    "--concurrency", type=click.IntRange(1), help="Requests under way together; by default --max-num-seqs."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@workload_options(num_prompts=32, output_len=128)
 @options.engine_options
 def bench(
     num_prompts: int,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import time
+from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
@@ -12,6 +15,9 @@ from triolet.errors import TrioletError
 
 SECURE: Final = {"ws": False, "http": False, "wss": True, "https": True}
 DEFAULT_PORTS: Final = {False: 80, True: 443}
+TLS_KEPT_S: Final = (
+    300.0  # that the system's certificates are not read again: that takes an event loop some 20 ms
+)
 
 
 class ServerError(TrioletError):
@@ -75,10 +81,24 @@ class ServerAddress:
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the settings of TLS; None for a plain connection."""
-        return ssl.create_default_context() if self.secure else None
+        if not self.secure:
+            return None
+        variables = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+        return _trusting(int(time.monotonic() / TLS_KEPT_S), *variables)
 
     def __str__(self) -> str:
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.base_path}"
+
+
+@lru_cache(maxsize=1)
+def _trusting(period: int, *variables: str | None) -> ssl.SSLContext:
+    """Return settings of TLS with the certificates that the system trusts.
+
+    Args:
+        period: number of the present `TLS_KEPT_S`.
+        variables: those of the environment that say where the certificates are.
+    """
+    return ssl.create_default_context()
 
 
 def _base_path(parts: SplitResult) -> str:

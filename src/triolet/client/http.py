@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -17,6 +18,9 @@ from triolet.client.address import ServerAddress, ServerError
 
 RECEIVE_BYTES: Final = 65_536
 CONNECT_TIMEOUT_S: Final = 10.0
+# A server's machine, or a firewall on the way, may forget a connection without closing it. While nothing is sent, the
+# system asks whether the other end is there: after the first time of silence, and then as often, seconds apart.
+PROBED_AFTER_S, PROBE_INTERVAL_S, NUM_PROBES = 20, 5, 4
 MAX_ERROR_CHARS: Final = 300  # of a body that is no JSON error
 TRANSIENT_STATUSES: Final = (408, 425, 429, 500, 502, 503, 504)
 
@@ -162,16 +166,32 @@ async def connect(address: ServerAddress) -> trio.abc.Stream:
     """
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         if (tls := address.tls()) is None:
-            return await trio.open_tcp_stream(address.host, address.port)
+            plain = await trio.open_tcp_stream(address.host, address.port)
+            _probe(plain.socket)
+            return plain
         stream = await trio.open_ssl_over_tcp_stream(
             address.host, address.port, ssl_context=tls, https_compatible=True
         )
         try:
+            _probe(stream.transport_stream.socket)
             await stream.do_handshake()
         except trio.BrokenResourceError as error:
             raise OSError(reason_of(error.__cause__ or error)) from error
         return stream
     raise OSError(f"no answer within {CONNECT_TIMEOUT_S:g} s")
+
+
+def _probe(sock: trio.socket.SocketType) -> None:
+    """Have the system break a connection whose other end has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Not every system has all of them.
+    for name, value in (
+        ("TCP_KEEPIDLE", PROBED_AFTER_S),
+        ("TCP_KEEPINTVL", PROBE_INTERVAL_S),
+        ("TCP_KEEPCNT", NUM_PROBES),
+    ):
+        if (number := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 async def _send(

@@ -10,6 +10,7 @@ that `requests_received_total` is the sum of `request_success_total` over all re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -441,8 +442,9 @@ def pieces_of(registry: CollectorRegistry, *others: CollectorRegistry) -> Iterat
         yield b""
     families: list[Metric] = []
     num_samples = 0
-    for family in registry.collect():
-        for same in further.get(family.name, ()):
+    # Those that the first registry does not have come last, such as the metrics of replicas.
+    for family in itertools.chain(registry.collect(), _only_further(further)):
+        for same in further.pop(family.name, ()):
             family.samples += same.samples
         families.append(family)
         num_samples += len(family.samples)
@@ -451,6 +453,12 @@ def pieces_of(registry: CollectorRegistry, *others: CollectorRegistry) -> Iterat
             families, num_samples = [], 0
     if families:
         yield generate_latest(_Part(tuple(families)))
+
+
+def _only_further(further: dict[str, list[Metric]]) -> Iterator[Metric]:
+    """Take the first metric of each name that is left."""
+    while further:
+        yield further[next(iter(further))].pop(0)
 
 
 def decade_buckets(most: int) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SAMPLING_PARAMETERS
 from triolet.errors import (
     EngineClosed,
+    EngineDead,
     InvalidRequest,
     Overloaded,
     ProfileConflict,
@@ -173,6 +174,10 @@ def of_exception(
         case EngineClosed():
             return WireError(
                 "The server is shutting down.", code="service_unavailable", status=503, type="server_error"
+            )
+        case EngineDead():  # the next server, or another one, can answer
+            return WireError(
+                "The engine has died.", code="service_unavailable", status=503, type="server_error"
             )
         case _:
             return WireError(

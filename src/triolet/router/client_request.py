@@ -21,7 +21,7 @@ from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thr
 
 PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")
 ITEMS_AT_ONCE: Final = 16  # of a list that is encoded
-
+OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # no ids of responses
 
 # Fields that are looked at again while an engine answers. The others are in the text, which is kept for its next
 # engine: parsed they take several times its memory.
@@ -46,6 +46,40 @@ class RoutedPrompt:
             salt: of the client whose prefixes are not others'.
         """
         return cls(block_hashes(text, salt), num_tokens(text))
+
+
+@attrs.frozen
+class ClientRequest:
+    """Request of a client over HTTP, whole."""
+
+    method: str
+    path: str  # without the encoding of URLs
+    target: str  # path and query as the client has sent them
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    payload: Mapping[str, Any]  # fields of the body that are looked at; empty if it is no JSON object
+    prompt: RoutedPrompt
+
+    @property
+    def is_stream(self) -> bool:
+        return self.method == "POST" and self.payload.get("stream") is True
+
+    @property
+    def is_bound(self) -> bool:
+        """True if it continues a response, which one engine alone has."""
+        return bool(self.payload.get("previous_response_id"))
+
+    @property
+    def response_id(self) -> str | None:
+        """Id in the path; None if it has none."""
+        has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
+        return self.path.split("/")[3] if has_id else None
+
+    @property
+    def api_key(self) -> str | None:
+        """Key of the client; None without one."""
+        given = next((value for name, value in self.headers if name.lower() == b"authorization"), b"")
+        return given.decode("latin-1").removeprefix("Bearer ") or None
 
 
 @attrs.frozen

@@ -354,11 +354,16 @@ class Engines:
                 use.cancel()
         elif known:
             self._dispatcher.drain_replica(engine.number)
-        if state is EngineState.LEAVING and self.up:
+        self._hand_over()
+        self._changed.unpark_all()
+
+    def _hand_over(self) -> None:
+        """Have others go on with what engines compute that shut down, as soon as there is one that takes it."""
+        leaving = [engine for engine in self.all if engine.state is EngineState.LEAVING] if self.up else []
+        for engine in leaving:
             for use, may_move in tuple(engine.uses.items()):
                 if may_move():
                     use.cancel()
-        self._changed.unpark_all()
 
 
 async def _models_of(engine: RoutedEngine) -> frozenset[str]:

@@ -6,15 +6,13 @@ Any other one is asked again of another engine, as long as nothing of its answer
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
-import attrs
 import h11
 import trio
 
@@ -26,15 +24,15 @@ from triolet.errors import ResourceShortage
 from triolet.observability.prometheus import CONTENT_TYPE, UNMATCHED, GatewayMetrics
 from triolet.protocol.access import Access, preflight_headers
 from triolet.protocol.errors import WireError, of_exception
-from triolet.protocol.generation import STREAM_END
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.chunks import ChunkContinuation, SentChunks
-from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.answer import CHUNKED, HOP_HEADERS, Answer
+from triolet.router.client_request import ClientRequest, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.client_response import ClientResponse, Send
-from triolet.router.continuation import Continuation, Diverged, SentEvents
+from triolet.router.continuation import Diverged
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, EngineUse, RoutedEngine
+from triolet.router.homes import Home, Homes
 from triolet.router.refusals import Refused, events_moved, passed_on, unavailable
-from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S, Home, Homes
+from triolet.router.websocket import MAX_MOVES, NO_ENGINE_S
 from triolet.server.transport.client_stream import InputBudget
 from triolet.server.transport.ids import request_id_of
 from triolet.server.transport.input_limits import ROUTED_HEADER, json_limits
@@ -45,26 +43,10 @@ PREFIXES: Final = (
     "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score",
     "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize", "/classify", "/pooling", "/score", "/rerank", "/version",
 )  # fmt: skip
-OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # no ids of responses
 HEALTH_PATHS: Final = ("/health", "/ping", "/health/ready")
-CHUNKED: Final = ("/v1/chat/completions", "/v1/completions")
 SEEDED: Final = (*CHUNKED, "/v1/responses")
 # Characters of a path that need no encoding (RFC 3986, 3.3), beside letters, digits, `_.-`.
 PATH_CHARS: Final = "/:@!$&'()*+,;=~"
-# Headers that are about one connection, and not about the request or the answer.
-HOP_HEADERS: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"upgrade",
-        b"host",
-        b"content-length",
-        b"expect",
-        b"date",  # the listener's own comes instead
-    )
-)
 # Headers that the router has judged or makes: an engine knows neither the name nor the pages of the router.
 OWN_HEADERS: Final = HOP_HEADERS | {b"origin", b"x-request-id", ROUTED_HEADER.encode()}
 
@@ -73,34 +55,6 @@ logger = logging.getLogger("triolet.router")
 
 class Broken(Exception):
     """The engine ends before its answer does."""
-
-
-@attrs.frozen
-class ClientRequest:
-    """Request of a client, whole."""
-
-    method: str
-    path: str  # without the encoding of URLs
-    target: str  # path and query as the client has sent them
-    headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes
-    payload: Mapping[str, Any]  # fields of the body that are looked at; empty if it is no JSON object
-    prompt: RoutedPrompt
-
-    @property
-    def is_stream(self) -> bool:
-        return self.method == "POST" and self.payload.get("stream") is True
-
-    @property
-    def is_bound(self) -> bool:
-        """True if it continues a response, which one engine alone has."""
-        return bool(self.payload.get("previous_response_id"))
-
-    @property
-    def response_id(self) -> str | None:
-        """Id in the path; None if it has none."""
-        has_id = self.path.startswith("/v1/responses/") and self.path not in OPERATIONS
-        return self.path.split("/")[3] if has_id else None
 
 
 class RouterApp:
@@ -227,8 +181,8 @@ class RouterApp:
             raise failure
 
     async def _pass_on(self, request: ClientRequest, send: Send) -> None:
-        home = self._home_of(request)
-        answer = _Answer(request, send, _follower(request), self._homes, home)
+        home = await self._home_of(request)
+        answer = Answer.to(request, send, self._homes, home)
         refused_by: set[RoutedEngine] = set()
         last: RoutedEngine | None = None
         for _ in range(MAX_MOVES + 1):
@@ -279,7 +233,7 @@ class RouterApp:
     async def _attempt(
         self,
         request: ClientRequest,
-        answer: _Answer,
+        answer: Answer,
         engine: RoutedEngine,
         name: str,
         refused_by: set[RoutedEngine],
@@ -314,177 +268,9 @@ class RouterApp:
         """Return whether there are engines that have not refused a request that this one refuses."""
         return not refused_by.union((engine,)).issuperset(self._engines.up)
 
-    def _home_of(self, request: ClientRequest) -> Home | None:
-        if (home := self._homes.of(request.payload.get("previous_response_id"))) is not None:
-            return home
-        return self._homes.of(request.response_id)
-
-
-@attrs.define(eq=False)
-class _Answer:
-    """What a client has been sent of an answer.
-
-    Args:
-        request: that is answered.
-        send: to the client.
-        follower: of its events; None if it is no stream, or one whose events are not known.
-        homes: of all clients' responses.
-        home: of the response that the request is about; None if any engine will do.
-    """
-
-    request: ClientRequest
-    send: Send
-    follower: _Follower | None
-    _homes: Homes
-    home: Home | None = None
-    has_begun: bool = False
-    _engine: RoutedEngine | None = None  # the present one
-    _noted: str | None = None  # id of the response at the engine that is noted as its home
-    _whole: bytearray = attrs.field(factory=bytearray)
-
-    @property
-    def may_move(self) -> bool:
-        """True if another engine can go on with it."""
-        return not self.has_begun or (self.follower is not None and not self.request.is_bound)
-
-    def begin_again(self, engine: RoutedEngine) -> None:
-        """Expect the answer of an engine from its beginning."""
-        self._engine = engine
-        self._whole.clear()
-        if self.follower is not None:
-            self.follower.begin_again()
-
-    async def add(self, head: h11.Response, piece: bytes) -> None:
-        """Pass a piece of the answer on, or keep it where only a whole answer is of use."""
-        if self.follower is not None and head.status_code == 200:
-            data = self.follower.follow(piece)
-            if (ids := self.follower.ids) is not None:
-                self._note(*ids)
-            if data:
-                await self._begin(head)
-                await self.send({"type": "http.response.body", "body": data, "more_body": True})
-        elif head.status_code != 200 or not self._is_collected:
-            await self._begin(head)
-            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
-        else:
-            self._whole += piece
-
-    async def end(self, head: h11.Response) -> None:
-        """Send the rest."""
-        body = bytes(self._whole)
-        if self.request.path == "/v1/responses" and body:
-            response_id = json.loads(body)["id"]
-            self._note(response_id, response_id)  # first: the client may ask for it at once
-        if self.home is not None and self.home.is_moved and self.request.response_id is not None:
-            body = body.replace(self.home.response_id.encode(), self.request.response_id.encode())
-        await self._begin(head)
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
-
-    @property
-    def _is_collected(self) -> bool:
-        """True if the answer is sent when it is whole."""
-        if self.home is not None and self.home.is_moved:
-            return not self.request.is_stream
-        return self.request.method == "POST" and not self.request.is_stream
-
-    def _note(self, response_id: str, engine_id: str) -> None:
-        """Note where the response is, with its id there."""
-        if engine_id == self._noted:
-            return
-        assert self._engine is not None
-        self._noted = engine_id
-        self._homes.note(response_id, Home(self._engine, engine_id, is_moved=engine_id != response_id))
-
-    async def fail(self, error: WireError) -> None:
-        """End the answer with an error, as far as its protocol allows.
-
-        Raises:
-            WireError: the error, where nothing was sent.
-        """
-        if not self.has_begun:
-            raise error
-        if self.follower is not None:
-            body = self.follower.failure(error)
-            await self.send({"type": "http.response.body", "body": body, "more_body": False})
-            return
-        raise trio.BrokenResourceError("the engine ended amid its answer")
-
-    async def _begin(self, head: h11.Response) -> None:
-        if self.has_begun:
-            return
-        self.has_begun = True
-        headers = [(name, value) for name, value in head.headers if name.lower() not in HOP_HEADERS]
-        await self.send({"type": "http.response.start", "status": head.status_code, "headers": headers})
-
-
-class _Follower:
-    """Server-sent events of one answer, from one engine or from several."""
-
-    def __init__(self, *, has_chunks: bool) -> None:
-        self._has_chunks = has_chunks
-        self._events, self._chunks = SentEvents(), SentChunks()
-        self._continuation: Continuation | ChunkContinuation | None = None
-        self._rest = bytearray()  # of an event that is not whole
-        self._has_sent = False
-
-    def begin_again(self) -> None:
-        """Expect the answer of another engine from its beginning."""
-        self._rest.clear()
-        if self._has_sent:
-            self._continuation = (
-                ChunkContinuation(self._chunks) if self._has_chunks else Continuation(self._events)
-            )
-
-    def follow(self, piece: bytes) -> bytes:
-        """Return what the client is to be sent for a piece of an engine's answer."""
-        # A long event comes in many pieces: each is looked at once, and the whole when its end is there.
-        seen = max(len(self._rest) - 1, 0)
-        self._rest += piece
-        if self._rest.find(b"\n\n", seen) < 0:
-            return b""
-        *blocks, rest = bytes(self._rest).split(b"\n\n")
-        self._rest = bytearray(rest)
-        return b"".join(self._block(block) for block in blocks)
-
-    def _block(self, block: bytes) -> bytes:
-        lines = block.split(b"\n")
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
-        if not data or block + b"\n\n" == STREAM_END:
-            return block + b"\n\n"
-        event = json.loads(data)
-        if self._continuation is not None:
-            followed = self._continuation.follow(event)
-            if followed is None:
-                return b""
-            event = followed
-            others = [line for line in lines if not line.startswith(b"data:")]
-            block = b"\n".join([*others, b"data: " + json.dumps(event).encode()])
-        self._has_sent = True
-        if self._has_chunks:
-            self._chunks.note(event)
-        else:
-            self._events.note(event)
-        return block + b"\n\n"
-
-    @property
-    def ids(self) -> tuple[str, str] | None:
-        """Id of the response for the client, and that of the present engine; None before the engine has told it."""
-        if self._events.response is None:
-            return None
-        known: str = self._events.response["id"]
-        if not isinstance(self._continuation, Continuation):
-            return known, known
-        new_id = self._continuation.response_id
-        return None if new_id is None else (known, new_id)
-
-    def failure(self, error: WireError) -> bytes:
-        """Return what ends the stream with an error."""
-        if self._has_chunks or self._events.response is None:
-            last = f"data: {json.dumps({'error': error.streamed_body()})}\n\n"
-        else:
-            event = self._events.failure("server_error", error.message)
-            last = f"event: response.failed\ndata: {json.dumps(event)}\n\n"
-        return last.encode() + STREAM_END
+    async def _home_of(self, request: ClientRequest) -> Home | None:
+        previous_id = request.payload.get("previous_response_id")
+        return await self._homes.find(previous_id or request.response_id, request.api_key)
 
 
 def _target_of(scope: Mapping[str, Any]) -> str:
@@ -501,14 +287,6 @@ def _route_of(path: str) -> str:
         return path
     prefixes = (prefix for prefix in PREFIXES if path == prefix or path.startswith(f"{prefix}/"))
     return next(prefixes, UNMATCHED)
-
-
-def _follower(request: ClientRequest) -> _Follower | None:
-    if not request.is_stream:
-        return None
-    if request.path in CHUNKED:
-        return _Follower(has_chunks=True)
-    return _Follower(has_chunks=False) if request.path == "/v1/responses" else None
 
 
 def _body(request: ClientRequest, home: Home | None) -> bytes:
@@ -567,7 +345,9 @@ async def _asked(
                 protocol.send(h11.Data(data=body)),
                 protocol.send(h11.EndOfMessage()),
             ]
-            await stream.send_all(b"".join(one for one in data if one))
+            # An engine may have answered, and hung up, before it has read all.
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(b"".join(one for one in data if one))
             head = await next_event()
             while isinstance(head, h11.InformationalResponse):
                 head = await next_event()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from triolet.client.http import HttpError
 from triolet.client.websocket import ConnectionLost
+from triolet.core.request.request import FinishReason
 from triolet.protocol.errors import WireError
 
 # Close codes of an engine that are about what this client sent; with all others the engine ends the connection.
@@ -53,6 +54,14 @@ def events_moved() -> WireError:
 def is_of_engine(error: WireError) -> bool:
     """Return True for a refusal that other requests would get from this engine now, too."""
     return error.status == 503 and error.code in _OF_ENGINE
+
+
+def is_cut_off(event: Mapping[str, Any]) -> bool:
+    """Return True for an event that ends an answer for no other reason than that its engine shuts down."""
+    if event.get("type") == "response.failed":
+        return bool(event["response"].get("finish_reason") == FinishReason.SHUTDOWN)
+    error = event if event.get("type") == "error" else event.get("error")
+    return isinstance(error, Mapping) and bool(error.get("code") == "service_unavailable")
 
 
 def passed_on(error: HttpError) -> WireError:

@@ -26,9 +26,10 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.responses.session import shutting_down
 from triolet.router.engines import CHECK_TIMEOUT_S, CONNECTION, Engines, RoutedEngine
+from triolet.router.homes import Homes
 from triolet.router.http import RouterApp
 from triolet.router.refusals import is_of_engine, passed_on, unavailable
-from triolet.router.websocket import Homes, RoutedConnection
+from triolet.router.websocket import RoutedConnection
 from triolet.server.transport.client_stream import client_address
 from triolet.server.transport.ids import request_id_of
 from triolet.server.transport.input_limits import input_budget, json_limits, socket_limits
@@ -49,7 +50,8 @@ class Router:
 
     def __init__(self, addresses: Sequence[ServerAddress], config: GatewayConfig) -> None:
         self.config = config
-        self.engines, self._homes = Engines(addresses), Homes()
+        self.engines = Engines(addresses)
+        self._homes = Homes(self.engines)
         self._connections: set[RoutedConnection] = set()
         self._metrics = GatewayMetrics(
             f"{config.metrics_prefix}router_",

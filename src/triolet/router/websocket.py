@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -37,10 +37,12 @@ from triolet.protocol.responses.session import shutting_down
 from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
+from triolet.router.homes import Home, Homes
 from triolet.router.owed import OwedAnswers
 from triolet.router.refusals import (
     Refused,
     events_moved,
+    is_cut_off,
     is_of_engine,
     passed_on,
     refusal_of_event,
@@ -57,40 +59,12 @@ MAX_QUEUED: Final = 256  # turns of one client
 MAX_WAITING: Final = 4  # of the longest messages: turns that wait, and messages about one turn
 MAX_CONTROLS: Final = 256  # messages about one turn that its next engine has to get, too
 GOING_AWAY: Final = (1001, "the server is going away")  # as an engine says it
-MAX_HOMES: Final = 100_000  # responses of which the router knows where they are
 
 logger = logging.getLogger("triolet.router")
 
 
 class Moved(Exception):
     """The engine ends before the response does."""
-
-
-@attrs.frozen
-class Home:
-    """Engine that has a response, and the id that it has there."""
-
-    engine: RoutedEngine
-    response_id: str
-    is_moved: bool = False  # its events have other numbers there
-
-
-@attrs.define(eq=False)
-class Homes:
-    """Engines of the responses that clients may ask for again; the oldest are forgotten."""
-
-    _homes: OrderedDict[str, Home] = attrs.field(factory=OrderedDict)
-
-    def note(self, response_id: str, home: Home) -> None:
-        """Note where a response is."""
-        self._homes[response_id] = home
-        self._homes.move_to_end(response_id)
-        while len(self._homes) > MAX_HOMES:
-            self._homes.popitem(last=False)
-
-    def of(self, response_id: object) -> Home | None:
-        """Return where a response is; None if that is not known."""
-        return self._homes.get(response_id) if isinstance(response_id, str) else None
 
 
 @attrs.define(eq=False)
@@ -138,6 +112,12 @@ class RoutedTurn:
         # The answer to the end mark of a resume may come behind its turn: its WebSocket has no other one.
         is_resume = self.payload.get("type") == "response.resume"
         return given if isinstance(given, str) and not is_resume else None
+
+    @property
+    def wanted_id(self) -> object:
+        """Id of the response whose engine alone has what the turn needs; None if any will do."""
+        is_resume = self.payload.get("type") == "response.resume"
+        return self.payload.get("response_id" if is_resume else "previous_response_id")
 
     @property
     def is_stored(self) -> bool:
@@ -333,12 +313,13 @@ class RoutedConnection:
         if turn.refusal is not None:
             self._tell_error(turn.stream_id, turn.refusal)
             return
+        await self._homes.find(turn.wanted_id, self._api_key)
         refused_by: set[RoutedEngine] = set()
         last: RoutedEngine | None = None
         for _ in range(MAX_MOVES + 1):
             refusal: WireError | None = None
             is_broken = False
-            home = self._home_of(turn)
+            home = self._homes.of(turn.wanted_id)
             if self._engines.is_closed or (
                 home is None and not await self._engines.wait_for_one(NO_ENGINE_S)
             ):
@@ -398,15 +379,9 @@ class RoutedConnection:
         if self._engines.is_closed:
             self._refuse(turn, shutting_down())
         else:
-            gone = turn.is_bound or self._home_of(turn) is not None
+            gone = turn.is_bound or self._homes.of(turn.wanted_id) is not None
             message = "The engine of this response is not there any more." if gone else "No engine is there."
             self._refuse(turn, unavailable(message))
-
-    def _home_of(self, turn: RoutedTurn) -> Home | None:
-        """Return the engine that alone has what the turn needs; None if any will do."""
-        kind = turn.payload.get("type")
-        name = "response_id" if kind == "response.resume" else "previous_response_id"
-        return self._homes.of(turn.payload.get(name))
 
     async def _attempt(self, turn: RoutedTurn, engine: RoutedEngine, home: Home | None) -> bool:
         """Have an engine compute the turn; return True when it is over, and False if it must be moved."""
@@ -415,14 +390,15 @@ class RoutedConnection:
         with scope, self._engines.computing(engine, scope, lambda: home is None and not turn.is_bound):
             use = self._upstreams.use(engine, turn.stream_id, turn.previous_id, is_stored=turn.is_stored)
             async with use as upstream:
-                await upstream.socket.send(_message(turn, home))
+                await _send_first(upstream.socket, _message(turn, home))
                 if (mark := turn.owed.end_mark) is not None:
                     await upstream.socket.send(encode(mark))
                 turn.upstream = upstream.socket
                 try:
                     while not turn.owed.is_over:
                         await _send_controls(turn)
-                        await self._relay(turn, engine, await upstream.socket.receive())
+                        event = await upstream.socket.receive()
+                        await self._relay(turn, engine, event, may_move=home is None and not turn.is_bound)
                     upstream.keep_for(set() if turn.is_stored else turn.response_ids)
                 except Moved:
                     self._engines.note_not_ready(engine)
@@ -435,11 +411,13 @@ class RoutedConnection:
     def _address(self, engine: RoutedEngine) -> ServerAddress:
         return attrs.evolve(engine.address, api_key=self._api_key)
 
-    async def _relay(self, turn: RoutedTurn, engine: RoutedEngine, text: str) -> None:
+    async def _relay(self, turn: RoutedTurn, engine: RoutedEngine, text: str, *, may_move: bool) -> None:
         event: Event = json.loads(text)
         if turn.owed.is_of_mark(event):
             return
         if _is_shutting_down(event) and not turn.is_bound and turn.sent.response is None:
+            raise Moved
+        if may_move and is_cut_off(event):
             raise Moved
         if _is_expired(event):  # its WebSocket, which may be older than the turn
             if turn.is_bound:
@@ -497,6 +475,18 @@ def _message(turn: RoutedTurn, home: Home | None) -> str:
     if kind == "response.create" and is_without_seed(turn.payload):
         return with_field(turn.text.encode(), "seed", turn.seed).decode()
     return turn.text
+
+
+async def _send_first(socket: ClientWebSocket, text: str) -> None:
+    """Send an engine the message that begins a turn.
+
+    Raises:
+        ConnectionLost: the connection has ended, with the code that the engine gives where the message was too much.
+    """
+    try:
+        await socket.send(text)
+    except ConnectionLost as error:
+        raise await socket.refusal() or error from None
 
 
 async def _send_controls(turn: RoutedTurn) -> None:

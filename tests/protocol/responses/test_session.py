@@ -133,7 +133,8 @@ def test_whatever_is_wrong_gets_one_error_and_the_conversation_goes_on(
     [
         (PromptTooLong(50, 20), 400, "context_length_exceeded"),
         (Overloaded("max_queued_requests", 4, 1.5), 429, "rate_limit_exceeded"),
-        (EngineDead("secrets of the crash"), 500, "server_error"),
+        (EngineDead("secrets of the crash"), 503, "service_unavailable"),
+        (RuntimeError("secrets of the crash"), 500, "server_error"),
     ],
 )
 def test_what_the_engine_refuses_is_an_error_and_no_response(
@@ -150,8 +151,20 @@ def test_what_fails_after_its_beginning_is_a_failed_response_and_no_error() -> N
     talk = Talk()
     talk.create()
     talk.begin(talk.started[0])
-    said = talk.take(talk.conversation.refuse(talk.started[0], of_exception(EngineDead("x")), NOW))
+    said = talk.take(talk.conversation.refuse(talk.started[0], of_exception(RuntimeError("x")), NOW))
     assert types(said) == ["failed"] and talk.conversation.active == []
+    assert said[0]["response"]["finish_reason"] == "error"
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["shutdown", "death"])
+def test_a_response_that_ends_with_its_server_says_so(is_dead: bool) -> None:
+    talk = Talk()
+    talk.create()
+    talk.begin(talk.started[0])
+    conversation, death = talk.conversation, of_exception(EngineDead("x"))
+    said = talk.take(conversation.refuse(talk.started[0], death, NOW) if is_dead else conversation.end(NOW))
+    assert types(said)[0] == "failed"
+    assert said[0]["response"]["finish_reason"] == "shutdown"
 
 
 # ------------------------------------------------------------------------------------------ chats

@@ -337,6 +337,23 @@ async def test_a_large_body_goes_through() -> None:
             assert b"5000000 bytes" in await read(stream, b"bytes")
 
 
+async def test_a_client_that_asks_whether_to_send_its_body_is_told_so_only_by_an_app_that_wants_it() -> None:
+    ask = b"POST /%s HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    async with listening() as server:
+        async with await server.connect() as stream:
+            await stream.send_all(ask % b"no-such-route")
+            assert (await rest_of(stream)).startswith(b"HTTP/1.1 404")
+        async with await server.connect() as stream:
+            for _ in range(2):
+                await stream.send_all(ask % b"length")
+                assert (await read(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+                await stream.send_all(b"abc")
+                assert b"3 bytes" in await read(stream, b"bytes")
+        async with await server.connect() as stream:  # one that does not wait
+            await stream.send_all(ask % b"length" + b"abc")
+            assert b"3 bytes" in await read(stream, b"bytes")
+
+
 async def test_requests_may_be_sent_before_the_answers_to_those_before_them() -> None:
     async with listening() as server, await server.connect() as stream:
         chunked = b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"

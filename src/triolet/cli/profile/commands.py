@@ -6,21 +6,12 @@ import attrs
 import click
 
 from triolet.cli import options
+from triolet.cli.profile.workload import workload_options
 from triolet.config.engine import EngineConfig
 
 
 @click.command(cls=options.SectionedCommand)
-@click.option("--num-prompts", type=click.IntRange(1), default=8, show_default=True, help="Requests in all.")
-@click.option(
-    "--input-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens in a prompt."
-)
-@click.option(
-    "--output-len", type=click.IntRange(1), default=32, show_default=True, help="Tokens in an answer."
-)
-@click.option(
-    "--concurrency", type=click.IntRange(1), help="Requests under way together; by default --max-num-seqs."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@workload_options(num_prompts=8, output_len=32)
 @options.engine_options
 def profile(
     num_prompts: int,

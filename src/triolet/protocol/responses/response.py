@@ -244,7 +244,9 @@ class ResponseBuilder:
         """End the response with an error."""
         if self.is_over:
             return []
-        return [*self.begin(), *self._fail(error, FinishReason.ERROR, now)]
+        is_shutdown = error.code == "service_unavailable"
+        reason = FinishReason.SHUTDOWN if is_shutdown else FinishReason.ERROR
+        return [*self.begin(), *self._fail(error, reason, now)]
 
     # ------------------------------------------------------------------------------------- what it is
 

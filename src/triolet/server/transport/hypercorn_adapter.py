@@ -1,6 +1,6 @@
 """HTTP/1.1 through hypercorn. hypercorn's internals are used only here, and they are not public: hence the exact pin.
 
-hypercorn parses HTTP/1.1 and calls the ASGI app. Seven things differ from hypercorn's own server:
+hypercorn parses HTTP/1.1 and calls the ASGI app. Eight things differ from hypercorn's own server:
 
 * A connection on which nothing has come yet is a single task with little memory. hypercorn's parts have more than
   a hundred objects: with hundreds of silent connections a full garbage collection takes tens of milliseconds.
@@ -13,6 +13,8 @@ hypercorn parses HTTP/1.1 and calls the ASGI app. Seven things differ from hyper
 * A request passes the event loop a quarter as often. Beside many busy connections each pass takes milliseconds, and a
   short request would wait for twenty of them. What has arrived when a connection begins is read and parsed in the pass
   in which it begins, and the end of a response that closes its connection is told at once.
+* A client that asks whether to send its body (`Expect: 100-continue`) is told to when the app wants the body. To an app
+  that refuses the request for its head it sends nothing.
 * A request head must be complete within a few seconds, even if its bytes arrive one by one.
 * After the server has closed a connection that still has unread input, it lingers for a moment: a TCP reset would
   destroy the response on its way.
@@ -364,9 +366,11 @@ class _Http11(H11Protocol):
             connection.protocol_send,
         )
         self._is_upgrade, self._metrics = server.is_upgrade, server.metrics
+        self._whole_app = server.app.app
         self._connection = connection
         self.ended: object = None  # the stream of the last response that has ended
         self._head = b""  # of a response, until its body comes
+        self._is_body_wanted = True  # by the app, of a client that asks whether to send it
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Ignore h2c upgrades: an HTTP/2 stream would bypass the checks made for HTTP/1.1."""
@@ -386,7 +390,21 @@ class _Http11(H11Protocol):
         plain = h11.Request(
             method=request.method, target=request.target, headers=others, http_version=request.http_version
         )
-        await super()._create_stream(plain)
+        app = self.app
+        if self.connection.they_are_waiting_for_100_continue:
+            self._is_body_wanted = False
+            self.app = ASGIWrapper(_TellingContinue(self._whole_app, self._tell_continue))
+        try:
+            await super()._create_stream(plain)
+        finally:
+            self.app = app
+
+    async def _tell_continue(self) -> None:
+        """Have the client send its body, if it still waits for that."""
+        self._is_body_wanted = True
+        if self.connection.they_are_waiting_for_100_continue:
+            headers = self.config.response_headers("h11")
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=headers))
 
     async def _maybe_recycle(self) -> None:
         # The response has ended. An app that is told of it may cancel its own task, and nothing here may depend on that
@@ -399,7 +417,8 @@ class _Http11(H11Protocol):
             self._connection.start_soon(super()._maybe_recycle)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        if self._connection.is_torn:
+        is_early = isinstance(event, h11.InformationalResponse) and not self._is_body_wanted
+        if self._connection.is_torn or is_early:
             return
         try:
             data = self._head + (self.connection.send(event) or b"")
@@ -440,6 +459,25 @@ class _Http11(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+class _TellingContinue:
+    """ASGI app for a request whose client waits until it is told to send the body: that is when the app asks for it.
+
+    Args:
+        app: what answers.
+        tell: tells the client.
+    """
+
+    def __init__(self, app: Callable[..., Any], tell: Callable[[], Awaitable[None]]) -> None:
+        self._app, self._tell = app, tell
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+        async def told_receive() -> Any:
+            await self._tell()
+            return await receive()
+
+        await self._app(scope, told_receive, send)
 
 
 _UNREADABLE = {
