@@ -13,10 +13,10 @@ from triolet.core.tools.call_schema import advisory, call_schema, embedded, patt
 AHEAD = "(?=a)"
 
 
-def nested(schema: dict[str, Any], depth: int, keyword: str = "items") -> dict[str, Any]:
-    """A schema with another one this many levels below it."""
-    for _ in range(depth):
-        schema = {keyword: schema}
+def nested(schema: dict[str, Any], depth: int, *, in_lists: bool = False) -> dict[str, Any]:
+    """A schema with another one this many levels below it; a list is a level, too."""
+    for _ in range(depth // 2 if in_lists else depth):
+        schema = {"allOf": [schema]} if in_lists else {"items": schema}
     return schema
 
 
@@ -43,6 +43,10 @@ def endless(keyword: str, *, in_list: bool = False) -> dict[str, Any]:
         ({"patternProperties": {"^a": {"pattern": AHEAD}}}, "patternProperties.^a.pattern"),
         ({"properties": {"const": {"pattern": AHEAD}}}, "properties.const.pattern"),
         (nested({"pattern": AHEAD}, MAX_NESTING), "items." * MAX_NESTING + "pattern"),
+        (
+            nested({"pattern": AHEAD}, MAX_NESTING, in_lists=True),
+            "allOf[0]." * (MAX_NESTING // 2) + "pattern",
+        ),
     ],
 )
 def test_a_pattern_that_looks_around_is_found_wherever_a_schema_stands(schema: Any, place: str) -> None:
@@ -59,6 +63,7 @@ def test_a_pattern_that_looks_around_is_found_wherever_a_schema_stands(schema: A
         {"properties": {"patternProperties": {AHEAD: {}}}},  # a name, and what is no keyword
         {"pattern": 5, "patternProperties": True},
         {"patternProperties": [AHEAD]},
+        {"properties": {AHEAD: {}}, "$defs": {AHEAD: {}}},
         True,
     ],
 )
@@ -66,8 +71,9 @@ def test_what_is_no_pattern_of_a_schema_does_not_look_around(schema: Any) -> Non
     assert pattern_that_looks_around(schema) is None
 
 
-def test_what_is_nested_too_deeply_is_left_to_the_check_of_the_whole() -> None:
-    deep = nested({"pattern": AHEAD, "not": {}, "$ref": "#"}, MAX_NESTING + 1)
+@pytest.mark.parametrize("in_lists", [False, True])
+def test_what_is_nested_too_deeply_is_left_to_the_check_of_the_whole(in_lists: bool) -> None:
+    deep = {"items": nested({"pattern": AHEAD, "not": {}, "$ref": "#"}, MAX_NESTING, in_lists=in_lists)}
     assert pattern_that_looks_around(deep) is None
     assert advisory(deep) == deep
     assert embedded("f", deep) == (deep, {})
@@ -124,6 +130,7 @@ def test_a_schema_that_contains_itself_is_looked_at_down_to_the_limit(schema: di
             {"patternProperties": True, "additionalProperties": False},
         ),
         (nested({"not": {}}, MAX_NESTING), nested({}, MAX_NESTING)),
+        (nested({"not": {}}, MAX_NESTING, in_lists=True), nested({}, MAX_NESTING, in_lists=True)),
     ],
 )  # fmt: skip
 def test_a_schema_that_advises_keeps_what_a_grammar_enforces(schema: Any, kept: Any) -> None:
@@ -190,6 +197,10 @@ def test_a_call_has_a_name_and_arguments_and_nothing_else() -> None:
             {"items": {"$ref": "#/$defs/f"}, "properties": {"$ref": "#"}},
         ),
         (nested({"$ref": "#"}, MAX_NESTING), nested({"$ref": "#/$defs/f"}, MAX_NESTING)),
+        (
+            nested({"$ref": "#"}, MAX_NESTING, in_lists=True),
+            nested({"$ref": "#/$defs/f"}, MAX_NESTING, in_lists=True),
+        ),
     ],
 )
 def test_a_schema_with_references_to_itself_becomes_a_definition(schema: Any, moved: Any) -> None:
