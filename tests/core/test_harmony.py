@@ -294,3 +294,12 @@ def test_a_long_answer_of_marks_and_spaces_is_held_back_no_longer_than_a_header(
     for _ in range(num_pieces):
         reading.feed(piece)
         assert len(reading._held) <= MAX_HEADER_CHARS + len(piece)
+
+
+def test_what_may_be_a_header_is_held_back_while_it_has_fewer_than_256_characters() -> None:
+    reading = HarmonyFormat()
+    assert reading.feed(f"{FINAL}Hi<|end|>") == [TextPiece("Hi")]
+    header = f"{'<|channel|>final':<255}"
+    assert reading.feed(header) == []
+    assert joined(reading.feed(" ")) == [TextPiece(f"<|end|>{header} ")]
+    assert reading.finish() == []

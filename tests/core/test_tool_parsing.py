@@ -414,6 +414,24 @@ def test_reasoning_that_is_implied_has_begun_unless_the_last_turn_ends_it(prompt
     assert REASONING_FORMATS["deepseek_r1"].state_after(prompt) is ReasoningState[state]
 
 
+@pytest.mark.parametrize(
+    ("name", "end", "is_decided"),
+    [
+        ("qwen3", "<think>", True),
+        ("qwen3", "a</think>b", True),
+        ("qwen3", "<|im_start|>a", True),
+        ("qwen3", "hink>a</think", False),
+        ("qwen3", "", False),
+        ("gpt_oss", "user<|start|>assistant", True),
+        ("gpt_oss", "<|channel|>final<|message|>a<|end|>", False),
+    ],
+)
+def test_the_end_of_a_prompt_decides_where_its_last_mark_or_turn_begins_in_it(
+    name: str, end: str, is_decided: bool
+) -> None:
+    assert REASONING_FORMATS[name].is_decided_by(end) is is_decided
+
+
 # ----------------------------------------------------------------------------------- what a model has
 
 
