@@ -180,6 +180,7 @@ def test_pieces_are_passed_on_as_they_come() -> None:
         "`<|end|>` ends a message, `<|return|>` an answer, and `<|call|>` a call",
         "<|channel|>secret<|message|>x",
         "<|channel|>final" + "x" * 300 + "<|message|>",
+        "<|channel|>final two words<|message|>x",
         "ends like a mark <|cha",
     ],
 )
@@ -246,6 +247,7 @@ def test_what_is_said_before_an_answer_of_a_form_is_reasoning() -> None:
         (f"{PROMPT}<|channel|>final", "<|message|>Yes.", [TextPiece("Yes.")]),
         ("<|start|>user<|message|>Hi<|end|>", f"<|start|>assistant{FINAL}Yes.", [TextPiece("Yes.")]),
         (f"{PROMPT}{FINAL}No.<|return|>", f"<|start|>assistant{ANALYSIS}Hm.", [ReasoningPiece("Hm.")]),
+        (f"{PROMPT}{ANALYSIS}Hm.<|end|>", "Yes.", [TextPiece("Yes.")]),
     ],
 )  # fmt: skip
 def test_an_answer_goes_on_where_the_prompt_ends(prompt: str, text: str, events: list[AnswerEvent]) -> None:
