@@ -222,6 +222,12 @@ def test_without_tools_calls_are_text_and_without_a_format_of_reasoning_all_is()
     assert read(parser(reasoning_parser=None, tool_choice="none"), answer) == [TextPiece(answer)]
 
 
+def test_where_there_are_no_tools_no_calls_are_searched_for() -> None:
+    plan = plan_tools([], "auto", tool_parser="gpt_oss", reasoning_parser="gpt_oss")
+    assert (plan.tool_parser, plan.is_forced) == (None, False)
+    assert read(plan.parser(PROMPT), CALL_F + "{}") == [TextPiece(CALL_F + "{}")]
+
+
 def test_at_most_one_call_is_delivered_if_calls_may_not_be_parallel() -> None:
     written = CALL_F + "{}"
     text = f"{written}{NEXT}{written}{NEXT}{FINAL}Done."
@@ -285,6 +291,8 @@ def test_the_chat_template_tells_the_format() -> None:
 def test_forced_calls_are_written_and_read_like_others(choice: object) -> None:
     text = f'{ANALYSIS}Hm.{NEXT}<|channel|>commentary to=functions.f<|message|>{{"a": 1}}<|call|>'
     assert read(parser(tool_choice=choice), text) == [ReasoningPiece("Hm."), *call(0, "f", '{"a": 1}')]
+    preamble = f"{COMMENTARY}Let me look.{NEXT}{CALL_F}{{}}"
+    assert read(parser(tool_choice=choice), preamble) == [TextPiece("Let me look."), *call(0, "f", "{}")]
 
 
 @pytest.mark.parametrize(

@@ -452,6 +452,8 @@ def test_auto_detects_the_formats_and_a_name_is_taken_as_it_is() -> None:
     assert tool_parser_named("auto", HERMES) == "hermes"
     assert tool_parser_named("mistral", HERMES) == "mistral"
     assert tool_parser_named("auto", object()) is None
+    with_another = attrs.evolve(HERMES, tool_template_source="{{ tools }}[TOOL_CALLS]")
+    assert tool_parser_named("auto", with_another) == "mistral"
     assert reasoning_parser_named("auto", HERMES) == "qwen3"
     assert reasoning_parser_named("mistral", HERMES) == "mistral"
     assert reasoning_parser_named("none", HERMES) is None
@@ -514,6 +516,7 @@ def test_a_template_that_reads_an_effort_gets_the_nearest_that_it_takes(
     both = {"enable_thinking": False, "reasoning_effort": efforts["none"]}
     assert effort_values("none", "enable_thinking", efforts) == both
     assert effort_values(None, "enable_thinking", efforts) == {}
+    assert effort_values("low", "enable_thinking", {}) == {"enable_thinking": True}
 
 
 # -------------------------------------------------------------------------------------- what is asked
