@@ -769,7 +769,7 @@ def test_a_schema_of_parameters_that_contains_itself_is_refused() -> None:
         ("<\uff5cAssistant\uff5c><think></think>", "none", "deepseek_r1"),
         ("<\uff5cAssistant\uff5c>{{ '<think>' if thinking else '</think>' }}", "none", "qwen3"),
         ("{{ tools }}<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
-        ('{{ tools }}{{ \'"parameters": \' }}', None, None),
+        ("{{ tools }}{{ '\"parameters\": ' }}", None, None),
         ("{{ tools }}<|channel|>", None, None),
         ("{{ tools }}<|message|>", None, None),
         ("<\uff5cAssistant\uff5c></think>", "none", "qwen3"),

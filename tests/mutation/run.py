@@ -318,7 +318,8 @@ def _in_the_fork(
 
 def _limit_processor(processor_s: float) -> None:
     """Have this process end when it has used so much processor time in all."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(processor_s) + 1, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(processor_s) + 1, most))
 
 
 def _write(file: int, value: Any) -> None:

@@ -10,7 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.scheduling.admission import NEVER, RECENT_ENDINGS, Admission, Deadlines, is_overdue, overdue_of
+from triolet.core.scheduling.admission import (
+    NEVER,
+    RECENT_ENDINGS,
+    Admission,
+    Deadlines,
+    is_overdue,
+    overdue_of,
+)
 from triolet.errors import InvalidRequest, Overloaded
 
 
