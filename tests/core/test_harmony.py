@@ -203,6 +203,13 @@ def test_arguments_that_are_no_object_end_a_call_that_is_not_valid(arguments: st
     assert read(parser(), text) == call(0, "f", arguments, is_valid=False)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": ', "{]", "[1]", "sorry"])
+def test_a_call_that_is_not_valid_ends_with_its_message(arguments: str) -> None:
+    text = f"{CALL_F}{arguments}{NEXT}{FINAL}No."
+    for cuts in (range(0), range(1, len(text))):
+        assert read(parser(), text, cuts) == [*call(0, "f", arguments, is_valid=False), TextPiece("No.")]
+
+
 @pytest.mark.parametrize(
     "written", ["<|channel|>commentary to=NAME <|constrain|>json<|message|>{}", " to=NAME<|channel|>final<|message|>{}"]
 )  # fmt: skip
