@@ -190,6 +190,14 @@ def test_a_score_of_a_beam_does_not_count_the_end_token(shows_end: bool, prompt:
     assert best.score(1.0) == pytest.approx(-2.7 / 3)
 
 
+@pytest.mark.parametrize(("tokens", "length"), [((1, 2, 3), 3), ((1, 2, 3, EOS), 3)], ids=["hidden", "shown"])
+def test_an_end_is_no_length_whether_it_is_shown_or_not(tokens: tuple[int, ...], length: int) -> None:
+    ended = BeamSearchSequence(
+        tokens=tokens, num_prompt_tokens=2, cum_logprob=-6.0, logprobs=({}, {}), stop_reason=EOS
+    )
+    assert ended.score(1.0) == -6.0 / length
+
+
 def test_an_answer_that_is_only_the_end_has_the_length_of_its_prompt() -> None:
     beams = search(beam_width=1, include_stop_str_in_output=True)
     beams.advance([choices({EOS: -3.0})])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 import attrs
+import pytest
 
 from tests.core.fake_model import FakeModel, expected_answer, expected_vector
 from tests.core.make import make_request
 from tests.core.stage import make_config
 from triolet.core.engine_core import EngineCore, OpenOutput
-from triolet.core.journal import Journal
+from triolet.core.journal import Journal, JournalEntry
+from triolet.core.output.output_processor import OutputProcessor
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
@@ -400,3 +403,52 @@ def test_a_new_scheduler_reports_every_open_output_and_takes_the_arrivals() -> N
     driver.start_over()
     assert driver.core.take_progress() == (output.entry.serial,)
     assert driver.core.journal.take_arrivals() == []
+
+
+@pytest.mark.parametrize("is_scheduling", [True, False])
+def test_of_answers_that_can_not_all_be_entered_none_is(
+    is_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, opened = Driver(), OutputProcessor.open
+    driver.core.is_scheduling = is_scheduling
+
+    def fail_for_the_second(entry: JournalEntry, *arguments: Any, **keywords: Any) -> OutputProcessor:
+        if entry.request.request_id == "1_r":
+            raise MemoryError("planted")
+        return opened(entry, *arguments, **keywords)
+
+    monkeypatch.setattr(OutputProcessor, "open", staticmethod(fail_for_the_second))
+    with pytest.raises(MemoryError, match="planted"):
+        driver.core.add([make_request(request_id=f"{index}_r") for index in range(2)], arrival_time=0.0)
+    assert (len(driver.core.journal), driver.core.outputs) == (0, {})
+    assert driver.core.statistics().num_requests_received == 0
+    driver.core.add_arrivals()
+    assert driver.core.plan_step(0.0) is None
+
+
+def test_what_a_scheduler_has_ended_and_not_reported_is_told_when_it_goes() -> None:
+    driver = Driver()
+    output, _ = driver.add("r"), driver.add("other")
+    serial = output.entry.serial
+    with driver.core.scheduling():
+        driver.core.finish(serial, FinishReason.ABORT)
+        assert driver.finished == [()]
+    assert driver.finished == [(), (serial,)]
+    assert driver.core.advance(serial, 0.0)
+    with driver.core.scheduling():
+        pass
+    assert driver.finished == [(), (serial,)]
+
+
+def test_requests_past_their_deadlines_end_also_while_there_is_no_scheduler() -> None:
+    driver = Driver()
+    late, later, free = driver.add("a", deadline_s=5.0), driver.add("b", deadline_s=7.0), driver.add("c")
+    entries = [output.entry for output in (late, later, free)]
+    assert (tuple(driver.core.unscheduled()), driver.core.expire_unscheduled(9.0)) == ((), inf)
+    driver.core.is_scheduling = False
+    assert list(driver.core.unscheduled()) == entries
+    assert driver.core.expire_unscheduled(4.9) == 5.0
+    assert driver.core.expire_unscheduled(5.0) == 7.0
+    assert [entry.finish_reason for entry in entries] == [FinishReason.DEADLINE, None, None]
+    assert driver.core.expire_unscheduled(7.0) == inf
+    assert [entry.finish_reason for entry in entries] == [FinishReason.DEADLINE, FinishReason.DEADLINE, None]

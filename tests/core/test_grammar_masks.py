@@ -164,6 +164,20 @@ def test_answers_may_be_taken_for_some_requests_and_the_others_stay() -> None:
     assert desk.masks.take_answers() == {first.serial: TokenMask(0)}
 
 
+def test_what_is_known_of_a_request_that_has_ended_is_dropped() -> None:
+    desk = Desk()
+    first, second, third = desk.open(), desk.open(), desk.open()
+    desk.masks.ask([first.serial, second.serial], 1.0)
+    for entry in (first, second):
+        desk.masks.answer(entry.serial, TokenMask(0))
+    desk.masks.ask([first.serial, second.serial], 2.0)
+    desk.journal.close(first)
+    desk.masks.sort([third.serial])
+    assert desk.masks._asked_s == {second.serial: 2.0}
+    assert desk.masks.take_answers({third.serial}) == {}
+    assert desk.masks.take_answers() == {second.serial: TokenMask(0)}
+
+
 def test_reasoning_alone_binds_no_answer_after_its_end() -> None:
     desk = Desk()
     entry = desk.open(None, THINKS)

@@ -180,6 +180,7 @@ def test_pieces_are_passed_on_as_they_come() -> None:
         "`<|end|>` ends a message, `<|return|>` an answer, and `<|call|>` a call",
         "<|channel|>secret<|message|>x",
         "<|channel|>final" + "x" * 300 + "<|message|>",
+        "<|channel|>final two words<|message|>x",
         "ends like a mark <|cha",
     ],
 )
@@ -202,6 +203,13 @@ def test_arguments_that_are_no_object_end_a_call_that_is_not_valid(arguments: st
     assert read(parser(), text) == call(0, "f", arguments, is_valid=False)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": ', "{]", "[1]", "sorry"])
+def test_a_call_that_is_not_valid_ends_with_its_message(arguments: str) -> None:
+    text = f"{CALL_F}{arguments}{NEXT}{FINAL}No."
+    for cuts in (range(0), range(1, len(text))):
+        assert read(parser(), text, cuts) == [*call(0, "f", arguments, is_valid=False), TextPiece("No.")]
+
+
 @pytest.mark.parametrize(
     "written", ["<|channel|>commentary to=NAME <|constrain|>json<|message|>{}", " to=NAME<|channel|>final<|message|>{}"]
 )  # fmt: skip
@@ -219,6 +227,12 @@ def test_without_tools_calls_are_text_and_without_a_format_of_reasoning_all_is()
     answer = f"{ANALYSIS}Hm.{NEXT}<|channel|>commentary to=functions.f<|message|>{{}}"
     assert read(parser(reasoning_parser=None), answer) == [TextPiece("Hm."), *call(0, "f", "{}")]
     assert read(parser(reasoning_parser=None, tool_choice="none"), answer) == [TextPiece(answer)]
+
+
+def test_where_there_are_no_tools_no_calls_are_searched_for() -> None:
+    plan = plan_tools([], "auto", tool_parser="gpt_oss", reasoning_parser="gpt_oss")
+    assert (plan.tool_parser, plan.is_forced) == (None, False)
+    assert read(plan.parser(PROMPT), CALL_F + "{}") == [TextPiece(CALL_F + "{}")]
 
 
 def test_at_most_one_call_is_delivered_if_calls_may_not_be_parallel() -> None:
@@ -246,6 +260,7 @@ def test_what_is_said_before_an_answer_of_a_form_is_reasoning() -> None:
         (f"{PROMPT}<|channel|>final", "<|message|>Yes.", [TextPiece("Yes.")]),
         ("<|start|>user<|message|>Hi<|end|>", f"<|start|>assistant{FINAL}Yes.", [TextPiece("Yes.")]),
         (f"{PROMPT}{FINAL}No.<|return|>", f"<|start|>assistant{ANALYSIS}Hm.", [ReasoningPiece("Hm.")]),
+        (f"{PROMPT}{ANALYSIS}Hm.<|end|>", "Yes.", [TextPiece("Yes.")]),
     ],
 )  # fmt: skip
 def test_an_answer_goes_on_where_the_prompt_ends(prompt: str, text: str, events: list[AnswerEvent]) -> None:
@@ -283,6 +298,8 @@ def test_the_chat_template_tells_the_format() -> None:
 def test_forced_calls_are_written_and_read_like_others(choice: object) -> None:
     text = f'{ANALYSIS}Hm.{NEXT}<|channel|>commentary to=functions.f<|message|>{{"a": 1}}<|call|>'
     assert read(parser(tool_choice=choice), text) == [ReasoningPiece("Hm."), *call(0, "f", '{"a": 1}')]
+    preamble = f"{COMMENTARY}Let me look.{NEXT}{CALL_F}{{}}"
+    assert read(parser(tool_choice=choice), preamble) == [TextPiece("Let me look."), *call(0, "f", "{}")]
 
 
 @pytest.mark.parametrize(
@@ -294,3 +311,12 @@ def test_a_long_answer_of_marks_and_spaces_is_held_back_no_longer_than_a_header(
     for _ in range(num_pieces):
         reading.feed(piece)
         assert len(reading._held) <= MAX_HEADER_CHARS + len(piece)
+
+
+def test_what_may_be_a_header_is_held_back_while_it_has_fewer_than_256_characters() -> None:
+    reading = HarmonyFormat()
+    assert reading.feed(f"{FINAL}Hi<|end|>") == [TextPiece("Hi")]
+    header = f"{'<|channel|>final':<255}"
+    assert reading.feed(header) == []
+    assert joined(reading.feed(" ")) == [TextPiece(f"<|end|>{header} ")]
+    assert reading.finish() == []

@@ -218,6 +218,19 @@ def test_a_sleep_that_is_taken_back_leaves_the_level_of_the_others() -> None:
     assert (state.level, state.wants_unloading, state.limit) == (None, False, math.inf)
 
 
+def test_a_sleep_that_is_kept_stays_when_a_later_one_of_the_same_call_is_taken_back() -> None:
+    state, call = SleepState(), object()
+    state.sleep(1, 5, by=call)
+    state.keep(SLEEP, call)
+    state.sleep(2, 3, by=call)
+    assert (state.level, state.limit) == (2, 3)
+    state.take_back(SLEEP, call)
+    assert (state.level, state.wants_unloading, state.limit) == (1, True, 5)
+    state.sleep(2, by=call)
+    state.keep(SLEEP, call)
+    assert state.level == 2
+
+
 def test_level_0_holds_requests_and_keeps_the_model() -> None:
     state = asleep(0)
     assert (state.level, state.is_sleeping, state.is_held, state.wants_unloading) == (0, True, True, False)

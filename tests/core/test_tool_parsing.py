@@ -414,6 +414,24 @@ def test_reasoning_that_is_implied_has_begun_unless_the_last_turn_ends_it(prompt
     assert REASONING_FORMATS["deepseek_r1"].state_after(prompt) is ReasoningState[state]
 
 
+@pytest.mark.parametrize(
+    ("name", "end", "is_decided"),
+    [
+        ("qwen3", "<think>", True),
+        ("qwen3", "a</think>b", True),
+        ("qwen3", "<|im_start|>a", True),
+        ("qwen3", "hink>a</think", False),
+        ("qwen3", "", False),
+        ("gpt_oss", "user<|start|>assistant", True),
+        ("gpt_oss", "<|channel|>final<|message|>a<|end|>", False),
+    ],
+)
+def test_the_end_of_a_prompt_decides_where_its_last_mark_or_turn_begins_in_it(
+    name: str, end: str, is_decided: bool
+) -> None:
+    assert REASONING_FORMATS[name].is_decided_by(end) is is_decided
+
+
 # ----------------------------------------------------------------------------------- what a model has
 
 
@@ -434,6 +452,8 @@ def test_auto_detects_the_formats_and_a_name_is_taken_as_it_is() -> None:
     assert tool_parser_named("auto", HERMES) == "hermes"
     assert tool_parser_named("mistral", HERMES) == "mistral"
     assert tool_parser_named("auto", object()) is None
+    with_another = attrs.evolve(HERMES, tool_template_source="{{ tools }}[TOOL_CALLS]")
+    assert tool_parser_named("auto", with_another) == "mistral"
     assert reasoning_parser_named("auto", HERMES) == "qwen3"
     assert reasoning_parser_named("mistral", HERMES) == "mistral"
     assert reasoning_parser_named("none", HERMES) is None
@@ -496,6 +516,7 @@ def test_a_template_that_reads_an_effort_gets_the_nearest_that_it_takes(
     both = {"enable_thinking": False, "reasoning_effort": efforts["none"]}
     assert effort_values("none", "enable_thinking", efforts) == both
     assert effort_values(None, "enable_thinking", efforts) == {}
+    assert effort_values("low", "enable_thinking", {}) == {"enable_thinking": True}
 
 
 # -------------------------------------------------------------------------------------- what is asked

@@ -574,7 +574,11 @@ def test_an_answer_is_calls_or_else_the_form_and_how_it_is_cut_makes_no_differen
 def test_json_leaves_room_for_calls_and_any_other_form_is_that_of_the_whole_answer() -> None:
     for fields in ({"regex": "a"}, {"choice": ["a"]}, {"json": {}, "disable_additional_properties": True}):
         whole = StructuredOutputsParams(**fields)
-        assert plan_tools([CLOCK], tool_parser="hermes", form=whole).structured_outputs == whole
+        plan = plan_tools([CLOCK], tool_parser="hermes", form=whole)
+        assert plan.structured_outputs == whole
+        # Such a form may have a place for calls.
+        text = f"a{WRITTEN_CALLS['hermes']}"
+        assert read(plan.parser(), text) == [TextPiece("a"), *call(0, "get_time", "{}")]
     either = StructuredOutputsParams(json=True, disable_any_whitespace=True)
     plan = plan_tools([CLOCK], tool_parser="hermes", form=either)
     assert plan.structured_outputs is not None and plan.structured_outputs.disable_any_whitespace
@@ -765,6 +769,10 @@ def test_a_schema_of_parameters_that_contains_itself_is_refused() -> None:
         ("<\uff5cAssistant\uff5c><think></think>", "none", "deepseek_r1"),
         ("<\uff5cAssistant\uff5c>{{ '<think>' if thinking else '</think>' }}", "none", "qwen3"),
         ("{{ tools }}<tool_call><function=x>", None, None),  # calls written as tags, not as JSON
+        ("{{ tools }}{{ '\"parameters\": ' }}", None, None),
+        ("{{ tools }}<|channel|>", None, None),
+        ("{{ tools }}<|message|>", None, None),
+        ("<\uff5cAssistant\uff5c></think>", "none", "qwen3"),
     ],
 )
 def test_a_chat_template_tells_the_formats(template: str, tools: Any, reasoning: Any) -> None:

@@ -38,6 +38,17 @@ def test_a_call_is_named_by_its_target(target: Any, name: str) -> None:
     assert WorkerCall(target).name == name
 
 
+def test_a_call_goes_to_the_worker_has_no_arguments_and_changes_nothing_unless_it_says_so() -> None:
+    call = WorkerCall("reset")
+    assert (call.is_on_model, call.args, call.kwargs, call.invalidates) == (False, (), {}, False)
+
+
+def test_calls_are_told_apart_by_their_arguments_and_hashed_whatever_these_are() -> None:
+    calls = [WorkerCall("scale", kwargs={"factors": [number]}) for number in (1, 2, 1)]
+    assert (calls[0] == calls[1], calls[0] == calls[2]) == (False, True)
+    assert len(set(calls)) == 2
+
+
 def test_what_a_call_returns_or_raises_is_its_outcome() -> None:
     outcome = outcome_of(Runner(), WorkerCall(times_two, args=(21,)))
     assert (outcome.value, outcome.error) == (42, None)

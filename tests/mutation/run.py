@@ -6,8 +6,8 @@ tests anew for every mutant, which takes longer than the tests of a pure module 
 A mutant of a module or class body has to be imported, and is: its process is forked from one that has imported the
 libraries and nothing of this project.
 
-A mutant is killed by the test that fails, or by the time limit: three times the processor time that its tests took,
-and 3 s. Processor time does not depend on what else the machine does.
+A mutant is killed by the test that fails, or by the time limit of each test: three times the processor time that the
+longest of its tests took, and 3 s. Processor time does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -146,14 +146,15 @@ class _Server:
             return None
         path = str(ROOT / mutant.file)
         code = _code_of(mutant.apply(tree), path, mutant)
-        limit_s = 3 + 3 * sum(baseline.seconds[item.nodeid] for item in items)
+        # The longest of all, since any of them may be the one that sets up what they share.
+        limit_s = 3 + 3 * max(baseline.seconds[item.nodeid] for item in items)
 
         def attempt(tell: Callable[[Any], None]) -> None:
             for function in functions[path, mutant.function, mutant.first_line]:
                 function.__code__ = code
-            tell({"failed": _first_failure(items)})
+            tell({"failed": _first_failure(items, limit_s)})
 
-        return _verdict(attempt, limit_s)
+        return _verdict(attempt, limit_s * len(items))
 
 
 def _verdict(attempt: Callable[[Callable[[Any], None]], None], limit_s: float) -> str | None:
@@ -161,8 +162,10 @@ def _verdict(attempt: Callable[[Callable[[Any], None]], None], limit_s: float) -
     return told[0]["failed"] if told else TIME_LIMIT
 
 
-def _first_failure(items: Sequence[pytest.Item]) -> str | None:
+def _first_failure(items: Sequence[pytest.Item], limit_s: float) -> str | None:
+    """Return the first test that fails; this process ends at a test that takes more than `limit_s` of its time."""
     for item, following in zip(items, [*items[1:], None], strict=True):
+        _limit_processor(time.process_time() + limit_s)
         if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
             return item.nodeid
     return None
@@ -301,7 +304,7 @@ def _in_the_fork(
     try:
         os.close(reading)
         if processor_s is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(processor_s) + 1, int(processor_s) + 2))
+            _limit_processor(processor_s)
             quiet = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(quiet, stream)
@@ -311,6 +314,12 @@ def _in_the_fork(
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(code)
+
+
+def _limit_processor(processor_s: float) -> None:
+    """Have this process end when it has used so much processor time in all."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(processor_s) + 1, most))
 
 
 def _write(file: int, value: Any) -> None:

@@ -270,6 +270,7 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
         {"type": "object", "unevaluatedProperties": False, "dependentSchemas": {"a": {}}, "dependencies": {}},
         {"not": {"type": "null"}, "if": {"type": "string"}, "then": {"minLength": 1}, "else": {}},
         {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+        {"oneOf": [{"type": "number"}, {"const": 1}], "anyOf": [{"type": "number"}, {"type": "string"}]},
         *({"type": "string", "pattern": one} for one in ("^(?!a)", "(?<=a)b", r"\bfoo\B", r"(a)\1")),
     ],
 )

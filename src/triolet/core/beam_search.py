@@ -102,13 +102,9 @@ class BeamSearchSequence:
         """Return the score for comparisons; the end-of-sequence token does not count as length."""
         # Each choice has its log-probabilities, so an end that is shown is one where tokens and choices are as many.
         shows_end = self.stop_reason is not None and len(self.output_token_ids) == len(self.logprobs)
-        return _score(self.cum_logprob, len(self.tokens) - shows_end, length_penalty)
-
-
-def _score(cum_logprob: float, num_tokens: int, length_penalty: float) -> float:
-    # As in vLLM, the prompt counts as length, too.
-    length: float = float(num_tokens) ** length_penalty
-    return cum_logprob / length
+        # As in vLLM, the prompt counts as length, too.
+        length: float = float(len(self.tokens) - shows_end) ** length_penalty
+        return self.cum_logprob / length
 
 
 @attrs.frozen
@@ -127,10 +123,6 @@ class _Way:
     token_id: int
     cum_logprob: float  # with that of the token
     is_end: bool  # True for an end of sequence
-
-    def score(self, length_penalty: float) -> float:
-        """Return the score of the sequence."""
-        return _score(self.cum_logprob, len(self.beam.tokens) + (not self.is_end), length_penalty)
 
     def sequence(self, *, shows_end: bool) -> BeamSearchSequence:
         """Return the beam with the token, which is left out if it is an end that is not shown."""
@@ -178,9 +170,8 @@ class BeamSearch:
         self._completed = self._best([*self._completed, *self._taken(way for way in ways if way.is_end)])
 
     def _taken(self, ways: Iterable[_Way]) -> list[BeamSearchSequence]:
-        """Return the best of some continuations."""
-        penalty = self._params.length_penalty
-        best = sorted(ways, key=lambda way: way.score(penalty), reverse=True)[: self._params.beam_width]
+        """Return the best of some continuations, all of which are ends or none: they have the same length."""
+        best = sorted(ways, key=lambda way: way.cum_logprob, reverse=True)[: self._params.beam_width]
         return [way.sequence(shows_end=self._params.include_stop_str_in_output) for way in best]
 
     def _best(self, beams: Iterable[BeamSearchSequence]) -> list[BeamSearchSequence]:

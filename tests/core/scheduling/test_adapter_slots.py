@@ -353,9 +353,11 @@ def test_the_slot_of_a_victim_that_may_not_be_preempted_yet_stays_in_use() -> No
     there = full()
     there.begin(2.0, "xy", "z")
     assert there.begin(7.0, "xy", "z", may_preempt=False) == "x"
-    assert there.may_start("xyzw") == "xy"
+    assert (there.may_start("xyzw"), there.slots.reserved) == ("xy", None)
     assert there.begin(8.0, "xy", "z") == "x"
-    assert there.may_start("xyzw") == "yz"
+    assert (there.may_start("xyzw"), there.slots.reserved) == ("yz", "digest of z")
+    there.take("z")
+    assert there.slots.reserved is None
 
 
 def test_a_free_slot_is_kept_for_the_adapter_that_has_waited_too_long() -> None:

@@ -10,7 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
-from triolet.core.scheduling.admission import RECENT_ENDINGS, Admission, Deadlines, is_overdue
+from triolet.core.scheduling.admission import (
+    NEVER,
+    RECENT_ENDINGS,
+    Admission,
+    Deadlines,
+    is_overdue,
+    overdue_of,
+)
 from triolet.errors import InvalidRequest, Overloaded
 
 
@@ -370,3 +377,12 @@ def test_a_request_is_overdue_at_its_deadline_or_at_that_of_the_queue_while_it_w
     if is_scheduled:
         journal.scheduled(entry, 1.0)
     assert is_overdue(entry, 5.0) is overdue
+
+
+def test_of_requests_that_are_not_overdue_the_earliest_deadline_comes_next() -> None:
+    journal = Journal()
+    entries = [journal.open(make_request(deadline_s=at_s)) for at_s in (7.0, 5.0, NEVER, 6.0, 4.0)]
+    assert overdue_of(entries, 5.0) == ([entries[1], entries[4]], 6.0)
+    assert overdue_of(entries, 3.9) == ([], 4.0)
+    assert overdue_of(entries, 7.0) == ([entries[0], entries[1], entries[3], entries[4]], NEVER)
+    assert overdue_of([], 5.0) == ([], NEVER)

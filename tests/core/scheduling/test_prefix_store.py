@@ -59,7 +59,8 @@ def test_a_part_of_a_prompt_ends_where_the_next_one_can_be_loaded() -> None:
     walk = storing_walk({}, max_num_batched_tokens=9)
     walk.add(PROMPT, 1)
     # The last plan saves what the others computed, and computes nothing.
-    assert [plan.num_tokens for plan in plans_of(walk)] == [8, 8, 6, 0]
+    plans = plans_of(walk)
+    assert [(plan.step_id, plan.num_tokens) for plan in plans] == [(1, 8), (2, 8), (3, 6), (4, 0)]
     assert [len(plan.loads) for plan in plans_of(storing_walk_with(PROMPT))] == [2, 2, 1, 0]
 
 

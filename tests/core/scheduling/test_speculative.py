@@ -252,6 +252,17 @@ def test_a_long_prompt_is_looked_at_bit_by_bit() -> None:
     assert [drafts(step(walk)) for _ in range(3)] == [[0], [0], [4]]
 
 
+def test_the_prompts_of_a_step_share_the_tokens_that_are_looked_at() -> None:
+    length = 6 * (MAX_FOLLOWED_TOKENS // 9)  # of whole circles; more than half of what is looked at
+    walk = make_walk(
+        num_blocks=400, max_num_batched_tokens=2000, max_model_len=1600, enable_prefix_caching=False
+    )
+    for _ in range(2):
+        ask(walk, prompt=(CIRCLE * 300)[:length])
+    assert [drafts(step(walk)) for _ in range(2)] == [[0, 0], [4, 0]]
+    assert drafts(step(walk))[1] == 4
+
+
 def test_n_answers_each_try_their_own() -> None:
     walk = make_walk()
     first = ask(walk, params={"n": 2})

@@ -56,8 +56,8 @@ def advisory(schema: Mapping[str, Any]) -> dict[str, Any]:
     Such a schema advises the model, which sees the whole of it. So keywords that no grammar enforces are left out, and
     patterns that look around are; `oneOf` is `anyOf`.
     """
-    loosened = _loosened(schema)
-    return loosened if isinstance(loosened, dict) else dict(schema)
+    loosened: dict[str, Any] = _loosened(schema)
+    return loosened
 
 
 def looks_around(pattern: str) -> bool:
@@ -118,8 +118,14 @@ def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
     ):
         # Without the one the other would forbid what it allows.
         kept = {key: inner for key, inner in kept.items() if key not in _FOR_NAMES}
-    if not by_name and "oneOf" in kept and "anyOf" not in kept:
-        kept["anyOf"] = kept.pop("oneOf")
+    if not by_name and "oneOf" in kept:
+        one_of = kept.pop("oneOf")
+        if "anyOf" not in kept:
+            kept["anyOf"] = one_of
+        elif isinstance(
+            others := kept.get("allOf", []), list
+        ):  # anything else is refused where it is compiled
+            kept["allOf"] = [*others, {"anyOf": one_of}]
     return kept
 
 

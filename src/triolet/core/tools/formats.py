@@ -146,7 +146,8 @@ class HermesFormat(CallAutomaton):
         return self._find(self.OPENING, self._open_call)
 
     def _behind_call(self) -> list[AnswerEvent] | None:
-        if not self._skip(WHITESPACE) or (self.CLOSING.startswith(self._held) and self._held != self.CLOSING):
+        # The whole mark waits, too: it is dropped with what follows it, or where the answer ends.
+        if not self._skip(WHITESPACE) or self.CLOSING.startswith(self._held):
             return None
         self._held = self._held.removeprefix(self.CLOSING)
         self._state = self._in_text
