@@ -33,6 +33,8 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 # Two test runs of one commit see the same examples, and no example fails for being slow on a busy machine.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, database=None)
+# A run without the slow tests looks at fewer.
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("house"), max_examples=40)
 hypothesis.settings.load_profile("house")
 
 SLOW_TIMEOUT_S = 1800
@@ -46,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="run the slow tests last, and skip those that would begin later than this after the start",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "not slow" in config.getoption("markexpr"):
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
