@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,20 @@ def pytest_collection_finish() -> None:
     # test. Engines leave garbage collection alone in a program that has frozen its objects.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Set aside what the tests of a file have imported, once nothing holds what they made.
+
+    Hundreds of tests ask for a full collection, also by what they call, and each would visit the modules of all
+    libraries that the tests before it have imported: a tenth of a second and more, milliseconds without them.
+    """
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
