@@ -88,7 +88,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """Set aside what the tests of a file have imported, once nothing holds what they made.
 
     Hundreds of tests ask for a full collection, also by what they call, and each would visit the modules of all
