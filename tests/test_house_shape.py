@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,8 +14,11 @@ import pytest
 from tests.source_tree import PACKAGE_FOLDERS, package_modules, parse
 from tests.test_layering import imported_modules
 
-MODULES = {module: parse(path) for module, path in package_modules()}
-PACKAGES = {module for module, path in package_modules() if path.name == "__init__.py"}
+
+@functools.cache
+def modules_of_the_package() -> dict[str, ast.Module]:
+    """Return the syntax trees of all modules: seconds, which a run that only collects does not need."""
+    return {module: parse(path) for module, path in package_modules()}
 
 
 # ------------------------------------------------------------------------------ a folder's modules
@@ -36,7 +40,7 @@ def test_no_folder_holds_more_modules_than_can_be_overlooked() -> None:
         for path in (path for _, path in package_modules())
         if path.is_relative_to(folder)
     ]
-    assert len(files) == len(MODULES)
+    assert len(files) == len(list(package_modules()))
     assert wide_folders(files) == {}
 
 
@@ -103,7 +107,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = import_graph(MODULES, PACKAGES)
+    packages = {module for module, path in package_modules() if path.name == "__init__.py"}
+    graph = import_graph(modules_of_the_package(), packages)
     # `triolet/__init__.py` puts the parts together; what imports the package itself is bound by tests/test_layering.py.
     assert circles({module: targets - {"triolet"} for module, targets in graph.items()}) == []
 
@@ -156,7 +161,7 @@ def shared_class_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]
 
 
 def test_a_public_class_name_means_one_class() -> None:
-    assert shared_class_names(MODULES) == {}
+    assert shared_class_names(modules_of_the_package()) == {}
 
 
 def test_a_class_name_that_stands_twice_is_found() -> None:
@@ -187,7 +192,8 @@ def riddles(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_a_docstring_begins_with_a_verb() -> None:
-    assert [f"{module}:{node.lineno}" for module, tree in MODULES.items() for node in riddles(tree)] == []
+    trees = modules_of_the_package().items()
+    assert [f"{module}:{node.lineno}" for module, tree in trees for node in riddles(tree)] == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import runpy
@@ -198,5 +199,10 @@ def test_a_light_client_does_not_wait_for_many_long_requests(run: Run) -> None:
 def test_every_example_takes_a_model_and_has_a_test(run: Run, path: Path) -> None:
     with pytest.raises(ModelNotFound, match="/no/such/model"):
         run(path.stem, "--model", "/no/such/model")
-    tests = "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests").rglob("test_*.py"))
-    assert f'run("{path.stem}"' in tests or f"examples/{path.name}" in tests
+    assert f'run("{path.stem}"' in text_of_tests() or f"examples/{path.name}" in text_of_tests()
+
+
+@functools.cache
+def text_of_tests() -> str:
+    """All tests, one behind the other: megabytes, which are read once."""
+    return "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests").rglob("test_*.py"))

@@ -14,7 +14,6 @@ import trio
 
 import triolet
 from tests.model.tiny import NATIVE_FAMILIES, is_cached_rightly, make_model, randomise
-from tests.scale import one_in
 from triolet import Engine, SamplingParams
 
 NUM_TOKENS = 64
@@ -106,13 +105,8 @@ class Case:
     answers: list[tuple[int, ...]]
 
 
-# Quick runs compare the logits of the others as well (tests/model/backends/test_decoder_parity.py).
-@pytest.fixture(scope="module", params=one_in(2, (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return made_case(request.param, tmp_path_factory.mktemp("models"))
-
-
-# What the scheduler does differs by what a family caches, so that these stand for the others in quick runs.
+# What the scheduler does differs by what a family caches, so that these stand for the others in quick runs, which
+# compare the logits of all of them as well (tests/model/backends/test_decoder_parity.py).
 QUICK = ("qwen3", "gemma3", "mixtral")
 OTHER_CACHES = ("deepseek-v3", "qwen3-next")
 
@@ -123,6 +117,11 @@ def cases_of(*quick: str) -> list[Any]:
         pytest.param(family, marks=() if family in quick else pytest.mark.slow)
         for family in (*NATIVE_FAMILIES, *FALLBACK_FAMILIES)
     ]
+
+
+@pytest.fixture(scope="module", params=cases_of(*QUICK, *OTHER_CACHES, "Olmo"))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return made_case(request.param, tmp_path_factory.mktemp("models"))
 
 
 def made_case(family: str, folder: Path, **overrides: Any) -> Case:

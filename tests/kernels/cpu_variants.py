@@ -6,6 +6,7 @@ import ctypes
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,25 @@ VARIANTS: list[Any] = [
 ]
 
 on_every_cpu_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def each_on_some_variants(cases: Iterable[Any]) -> list[Any]:
+    """Return (case, variant) as parameters: a case runs on every other kind of CPU always, on all with the slow tests.
+
+    Of two cases one after the other each kind of CPU runs one.
+
+    Args:
+        cases: a `pytest.param`, or the only argument.
+    """
+    params = []
+    for number, case in enumerate(cases):
+        # A parameter is a tuple as well, of its values, marks and name.
+        values, marks, name = case if isinstance(case, type(pytest.param())) else ((case,), (), str(case))
+        for place, variant in enumerate(VARIANTS):
+            slow = [pytest.mark.slow] if (number + place) % 2 else []
+            params.append(
+                pytest.param(
+                    *values, *variant.values, marks=[*marks, *variant.marks, *slow], id=f"{name}-{variant.id}"
+                )
+            )
+    return params

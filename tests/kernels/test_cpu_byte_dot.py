@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import subprocess
 from collections.abc import Callable
@@ -21,22 +22,34 @@ NIBBLES = (0, 1, 15)
 GROUP_WORDS = 8
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+    """Compile the products for a kind of CPU, each once."""
+
+    @functools.cache
+    def library_of(variant: str) -> ctypes.CDLL:
+        target = next(target for target in TARGETS if target.name == variant)
+        library = tmp_path_factory.mktemp(variant) / "byte_dot.so"
+        source = Path(__file__).with_name("byte_dot.cpp")
+        try:
+            compiler = Toolchain.find()
+        except BuildError as error:
+            pytest.skip(str(error))
+        if not compiler.accepts(target):
+            pytest.skip("the compiler does not know this kind of CPU")
+        flags = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-psabi")
+        subprocess.run(
+            [str(compiler.compiler), *flags, *target.flags, f"-I{SOURCES}", str(source), "-o", str(library)],
+            check=True,
+        )
+        return ctypes.CDLL(str(library))
+
+    return library_of
+
+
 @pytest.fixture
-def byte_dot(variant: str, tmp_path: Path) -> ctypes.CDLL:
-    target = next(target for target in TARGETS if target.name == variant)
-    library, source = tmp_path / "byte_dot.so", Path(__file__).with_name("byte_dot.cpp")
-    try:
-        compiler = Toolchain.find()
-    except BuildError as error:
-        pytest.skip(str(error))
-    if not compiler.accepts(target):
-        pytest.skip("the compiler does not know this kind of CPU")
-    flags = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-psabi")
-    subprocess.run(
-        [str(compiler.compiler), *flags, *target.flags, f"-I{SOURCES}", str(source), "-o", str(library)],
-        check=True,
-    )
-    return ctypes.CDLL(str(library))
+def byte_dot(variant: str, compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled(variant)
 
 
 @on_every_cpu_variant

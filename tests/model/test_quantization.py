@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
+from tests.kernels.cpu_variants import compiled, each_on_some_variants, on_every_cpu_variant
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
 from triolet.config.engine import EngineConfig
@@ -46,8 +46,7 @@ GROUPED: dict[str, Any] = {
 }
 
 
-@on_every_cpu_variant
-@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
+@pytest.mark.parametrize(("family", "variant"), each_on_some_variants(["llama", "qwen2", "phi3"]))
 @pytest.mark.parametrize("num_tokens", [3, 40])
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.1), ("int4", 0.8)])
 def test_rounded_weights_are_near_to_the_whole_ones(
@@ -78,8 +77,7 @@ def test_sums_of_bytes_are_the_same_whatever_computes_them(
     assert (found - narrow).norm() / narrow.norm() < 5e-3
 
 
-@on_every_cpu_variant
-@pytest.mark.parametrize("num_tokens", [1, 2, 5, 7, 13, 130])
+@pytest.mark.parametrize(("num_tokens", "variant"), each_on_some_variants([1, 2, 5, 7, 13, 130]))
 def test_weights_that_are_sixteen_steps_lose_nothing_but_what_the_activations_do(
     num_tokens: int, variant: str, tmp_path: Path
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -1001,22 +1004,40 @@ def make_model(
         eos_token_id: None for a model that never ends by itself.
         overrides: further fields of the family's config.
     """
+    # Of each model one is made in a process; the tests have copies, which they may change.
+    eos_token_id = EOS_ID if with_tokenizer else eos_token_id
+    made = _made(family, dtype, vocab_size, seed, with_tokenizer, eos_token_id, json.dumps(overrides))
+    shutil.copytree(made, path, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return path
+
+
+@functools.cache
+def _made(
+    family: str,
+    dtype: torch.dtype,
+    vocab_size: int,
+    seed: int,
+    with_tokenizer: bool,
+    eos_token_id: int | None,
+    overrides: str,
+) -> Path:
+    path = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=_folder().name))
     model_class, config_class, settings = FAMILIES[family]
-    ids = {
-        "bos_token_id": None,
-        "eos_token_id": EOS_ID if with_tokenizer else eos_token_id,
-        "pad_token_id": None,
-    }
-    config = getattr(transformers, config_class)(
-        # configs keep the dicts they are given, and change them
-        **json.loads(json.dumps({"vocab_size": vocab_size, **ids, **settings, **overrides}))
-    )
+    ids = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    fields = {"vocab_size": vocab_size, **ids, **settings, **json.loads(overrides)}
+    # configs keep the dicts they are given, and change them
+    config = getattr(transformers, config_class)(**json.loads(json.dumps(fields)))
     model = getattr(transformers, model_class)(config)
     randomise(model, seed)
     model.to(dtype).save_pretrained(path, save_original_format=family not in TRANSFORMERS_NAMES)
     if with_tokenizer:
         write_tokenizer(path)
     return path
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="triolet-models-")  # removed with this process
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

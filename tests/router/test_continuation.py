@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.scale import one_in
 from triolet.router.chunks import ChunkContinuation, SentChunks
 from triolet.router.continuation import (
     MAX_PIECES,
@@ -95,7 +96,7 @@ def moved(streams: list[list[Event]], cuts: list[int]) -> list[Event]:
     return received
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", one_in(5, range(200)))
 def test_a_response_that_is_moved_twice_is_one_whole_response(seed: int) -> None:
     draw = random.Random(seed)
     streams = [response_events(name, draw) for name in ("a", "bb", "ccc")]
@@ -247,7 +248,7 @@ def message_of(chunks: list[Event]) -> Event:
     return found
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", one_in(5, range(100)))
 @pytest.mark.parametrize("usage", [False, True])
 def test_chunks_that_another_engine_goes_on_with_are_one_message(seed: int, usage: bool) -> None:
     draw = random.Random(seed)

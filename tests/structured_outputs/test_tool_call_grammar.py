@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from random import Random
 from typing import Any
@@ -40,12 +41,16 @@ LLAMA, LLAMA_OTHER = (text.replace("arguments", "parameters") for text in (CALL,
 MUST_GO_ON, MAY_END, OVER = "must go on", "may end", "over"
 
 
+@functools.cache
 def vocabulary(kind: str) -> Tokenizer:
     """In which the marks are spelled (text), are tokens of their own (added), or tokens that no text can spell."""
     tokenizer = small_tokenizer([("a", "b"), ("<", "t")])
     if kind != "text":
         tokenizer.add_tokens([AddedToken(mark, special=kind == "special") for mark in MARKS])
     return tokenizer
+
+
+known_tokens = functools.cache(tokens)
 
 
 def grammar(
@@ -59,7 +64,7 @@ def grammar(
 ) -> Grammar:
     plan = plan_tools(tools, choice, tool_parser=tool_parser, parallel_tool_calls=parallel, form=form)
     assert plan.structured_outputs is not None
-    return Grammar(tokens(tokenizer), plan.structured_outputs)
+    return Grammar(known_tokens(tokenizer), plan.structured_outputs)
 
 
 def followed(tokenizer: Tokenizer, bound: Grammar, text: str, *, spelled: bool = False) -> str:
@@ -245,7 +250,7 @@ def test_random_tokens_behind_an_opening_become_a_call_that_the_parser_reads(too
     tokenizer = vocabulary("added")
     plan = plan_tools(TOOLS[:1], tool_parser=tool_parser, parallel_tool_calls=False)
     assert plan.structured_outputs is not None
-    bound = Grammar(tokens(tokenizer), plan.structured_outputs)
+    bound = Grammar(known_tokens(tokenizer), plan.structured_outputs)
     for seed in range(5):
         answer, rng = tokenizer.encode(opening).ids, Random(seed)
         while not (guided := bound.next_mask(MaskQuestion(0, 0, tuple(answer)))).is_over:
@@ -279,7 +284,7 @@ def test_a_forced_call_of_a_tool_that_is_not_strict_may_have_any_keyword_in_its_
 ) -> None:
     parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
     tools = [{"type": "function", "name": "f", "parameters": parameters}]
-    voc = tokens(vocabulary("text"))
+    voc = known_tokens(vocabulary("text"))
     advised = plan_tools(tools, choice, tool_parser=tool_parser).structured_outputs
     assert advised is not None
     Grammar(voc, advised)
@@ -336,7 +341,7 @@ def test_a_reference_of_a_tool_means_the_parameters_of_that_tool(
     tokenizer = vocabulary("text")
     plan = plan_tools(tools, tool_choice, tool_parser="hermes")
     assert plan.structured_outputs is not None
-    bound = Grammar(tokens(tokenizer), plan.structured_outputs)
+    bound = Grammar(known_tokens(tokenizer), plan.structured_outputs)
     opening, field = ("<tool_call>", "arguments") if tool_choice == "auto" else ("[", "parameters")
     text = f'{opening}{{"name": "{name}", "{field}": {arguments}'
     assert followed(tokenizer, bound, text)[: len("stopped before x")] == (end or MUST_GO_ON)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from triolet.core.request.structured_outputs import StructuredOutputsParams
@@ -42,7 +44,13 @@ def bits(mask: bytes) -> set[int]:
 
 def follows(form: StructuredOutputsParams, text: str) -> bool:
     """Whether a text is a whole answer of this form."""
-    tokenizer = small_tokenizer()
+    tokenizer, known = _bytes_alone()
     answer = MaskQuestion(0, 0, tuple(tokenizer.encode(text).ids))
-    guided = Grammar(tokens(tokenizer), form).next_mask(answer)
+    guided = Grammar(known, form).next_mask(answer)
     return not guided.problem and (guided.is_over or tokenizer.token_to_id(EOS) in bits(guided.mask))
+
+
+@functools.cache
+def _bytes_alone() -> tuple[Tokenizer, GrammarVocabulary]:
+    tokenizer = small_tokenizer()
+    return tokenizer, tokens(tokenizer)

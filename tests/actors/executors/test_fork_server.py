@@ -18,6 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.executors.harness import ask_six, first_step, ignore, life, open_files
 from tests.actors.harness import unexpected
+from tests.scale import one_in
 from tests.source_tree import ROOT, SRC
 from triolet.actors.executors import child_process, standby
 from triolet.actors.executors.child_process import ForkServer
@@ -139,7 +140,7 @@ async def test_a_server_that_was_started_ahead_and_is_not_used_ends(monkeypatch:
     assert executor._standby.source is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", one_in(3, [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
 async def test_how_a_fork_has_died_is_known_as_of_any_process(number: signal.Signals) -> None:
     executor = executor_with()
     spawned = await die(executor, number)

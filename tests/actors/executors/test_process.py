@@ -226,7 +226,7 @@ async def test_a_death_is_told_with_its_cause_and_the_next_life_works(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere this is not known before")
-@pytest.mark.parametrize(("misdeed", "returncode"), [("kill", -signal.SIGKILL), ("exit", 3)])
+@pytest.mark.parametrize(("misdeed", "returncode"), one_in(2, [("kill", -signal.SIGKILL), ("exit", 3)]))
 async def test_a_death_is_told_before_the_system_is_done_with_it_and_the_next_life_loads_after_that(
     misdeed: str, returncode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -759,7 +759,7 @@ trio.run(main)
 @pytest.mark.parametrize(
     "when",
     [
-        "idle",
+        pytest.param("idle", marks=pytest.mark.slow),
         "step",
         # It runs nothing at all, like one that waits in the kernel for a device or for room in a pipe.
         pytest.param("stopped", marks=pytest.mark.skipif(sys.platform != "linux", reason="of Linux")),
@@ -857,7 +857,7 @@ async def test_a_process_finds_the_modules_that_its_parent_finds(
 # ------------------------------------------------------------------------------------- in an engine
 
 
-@pytest.mark.parametrize("misdeed", ["kill", "rubbish", "exit"])
+@pytest.mark.parametrize("misdeed", ["kill", "rubbish", pytest.param("exit", marks=pytest.mark.slow)])
 async def test_streams_go_on_after_every_kind_of_death(misdeed: str, tmp_path: Path) -> None:
     assert await ask_six(executor_that(misdeed, 7, tmp_path / "mark")) == 1
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.kernels.cpu_variants import compiled, on_every_cpu_variant
+from tests.kernels.cpu_variants import compiled, each_on_some_variants
 from tests.model.backends.test_cpu_greedy import Both, load
 from tests.model.paged import PagedDriver
 from tests.model.tiny import make_model
@@ -87,10 +87,10 @@ HEADS: dict[str, dict[str, Change]] = {
     "huge rows": {"model.norm.weight": times(1e25)},
     "zero weights": {"lm_head.weight": times(0.0)},
 }
+ON_SOME = each_on_some_variants(pytest.param(changes, id=name) for name, changes in HEADS.items())
 
 
-@on_every_cpu_variant
-@pytest.mark.parametrize("changes", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize(("changes", "variant"), ON_SOME)
 def test_what_is_chosen_of_a_few_logits_is_what_all_would_give(
     changes: dict[str, Change], variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -104,8 +104,7 @@ def test_what_is_chosen_of_a_few_logits_is_what_all_would_give(
     assert both.max_logits == max_logits.tolist()
 
 
-@on_every_cpu_variant
-@pytest.mark.parametrize("changes", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize(("changes", "variant"), ON_SOME)
 def test_in_bfloat16_what_is_chosen_is_as_large_as_the_largest_to_the_last_digit_that_is_stored(
     changes: dict[str, Change], variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +27,20 @@ TOLERANCE = 1e-4
 PROMPT_LEN, NUM_DECODED, NUM_GREEDY = 30, 20, 64
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Pair:
     """The same weights twice: our decoder with a cache of its own, and transformers with attention written out."""
 
     folder: Path
     ours: PagedDriver
     theirs: Any
+
+    @functools.cached_property
+    def greedy(self) -> list[int]:
+        """The greedy tokens of transformers after a prompt of PROMPT_LEN tokens."""
+        found = reference_greedy(self.theirs, tokens(PROMPT_LEN), NUM_GREEDY)
+        assert len(set(found)) > NUM_GREEDY // 8, "the model repeats itself, and would hide a wrong position"
+        return found
 
 
 # Of random weights with which a family's greedy tokens do not soon repeat themselves, and rounding is not magnified,
@@ -101,27 +109,35 @@ def reference_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return output
 
 
+# Tokens, and the chunk in which they are fed: a prompt and its decodes; a prompt in chunks, some decodes, and a chunk
+# behind them.
+PARTS: list[list[tuple[int, int | None]]] = [
+    [(PROMPT_LEN, None), (NUM_DECODED, 1)],
+    [(PROMPT_LEN, 7), (4, 1), (NUM_DECODED - 4, None)],
+]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_over_a_paged_cache_are_those_of_transformers(
     family: str, pair_of: Callable[[str], Pair]
 ) -> None:
     pair, ids = pair_of(family), tokens(PROMPT_LEN + NUM_DECODED)
     expected = reference_logits(pair.theirs, ids)
-    for chunk in (None, 7):
+    for parts in PARTS:
         sequence = pair.ours.sequence(len(ids))
-        prefilled = pair.ours.feed(sequence, ids[:PROMPT_LEN], chunk=chunk)
-        decoded = pair.ours.feed(sequence, ids[PROMPT_LEN:], chunk=1)
+        found: list[Tensor] = []
+        for count, chunk in parts:
+            end = sequence.length + count
+            found.append(pair.ours.feed(sequence, ids[sequence.length : end], chunk=chunk))
         pair.ours.free(sequence)
-        torch.testing.assert_close(torch.cat((prefilled, decoded)), expected, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(torch.cat(found), expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow  # logits, which are compared above, say as much in half the time
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_generate(family: str, pair_of: Callable[[str], Pair]) -> None:
-    pair, prompt = pair_of(family), tokens(PROMPT_LEN)
-    expected = reference_greedy(pair.theirs, prompt, NUM_GREEDY)
-    assert len(set(expected)) > NUM_GREEDY // 8, "the model repeats itself, and would hide a wrong position"
-    assert pair.ours.greedy(prompt, NUM_GREEDY, chunk=7) == expected
+    pair = pair_of(family)
+    assert pair.ours.greedy(tokens(PROMPT_LEN), NUM_GREEDY, chunk=7) == pair.greedy
 
 
 @on_every_cpu_variant
@@ -129,12 +145,11 @@ def test_greedy_tokens_are_those_of_generate(family: str, pair_of: Callable[[str
 def test_greedy_tokens_are_those_of_generate_on_every_kind_of_cpu(
     family: str, variant: str, pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair, prompt = pair_of(family), tokens(PROMPT_LEN)
+    pair = pair_of(family)
     monkeypatch.setattr(plan, "library", lambda: compiled(variant))
     model = load_model(str(pair.folder)).model
     assert isinstance(model, CpuDecoder)
-    expected = reference_greedy(pair.theirs, prompt, NUM_GREEDY)
-    assert PagedDriver(model).greedy(prompt, NUM_GREEDY, chunk=7) == expected
+    assert PagedDriver(model).greedy(tokens(PROMPT_LEN), NUM_GREEDY, chunk=7) == pair.greedy
 
 
 @pytest.mark.parametrize("family", NATIVE_FAMILIES)
