@@ -263,6 +263,12 @@ def test_the_prompts_of_a_step_share_the_tokens_that_are_looked_at() -> None:
     assert drafts(step(walk))[1] == 4
 
 
+def test_a_prompt_of_one_token_tries_nothing_in_its_first_step() -> None:
+    walk = make_walk()
+    ask(walk, prompt=CIRCLE[:1])
+    assert drafts(step(walk)) == [0]
+
+
 def test_n_answers_each_try_their_own() -> None:
     walk = make_walk()
     first = ask(walk, params={"n": 2})
