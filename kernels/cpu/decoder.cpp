@@ -7,6 +7,8 @@
 // Every stage ends with a barrier. For few tokens, as in a decode, cheap work is therefore repeated by every thread
 // (norms), or done inside the item that needs it (rotary and KV write, before the attention).
 
+#include <numeric>
+
 #include "attention/work_items.h"
 #include "experts.h"
 #include "gemm/bf16x3.h"
@@ -57,7 +59,7 @@ struct Workspace {
   float* layer_inputs;                        // [tokens, num_layers * size of LayerInputs]
   T *normed, *queries, *attention_output, *activated;    // rows of hidden, qkv_width, query_width, intermediate
   Int8Rows int8_rows;                             // quantised inputs of int8 and int4 layers
-  float* lengths;                             // [num_logits]: L2 norms of the head's inputs, with an argmax filter
+  EstimationRows estimation_rows;             // of the head's inputs, with an argmax filter
   Bf16x3Rows bf16x3_rows;                           // split inputs of BF16x3 layers
   float* shrunk;                                    // [rows, shrunk_width]: A x of the rows that have adapters
   float* wide;                                // widened inputs, see widens_inputs
@@ -206,7 +208,7 @@ struct Workspace {
     const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
     const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + Int8Rows::PARTS * scales) +
-                                num_estimated * (model.hidden / 2 + 3) + split + widened + unnormed_numbers + summed_numbers + rows * shrunk_width + routed + 24 * 16);
+                                num_estimated * (model.hidden / 2 + 4) + split + widened + unnormed_numbers + summed_numbers + rows * shrunk_width + routed + 24 * 16);
     auto take = [&](size_t bytes) {
       float* taken = next;
       next += (bytes + 63) / 64 * 16;
@@ -220,9 +222,12 @@ struct Workspace {
     attention_output = reinterpret_cast<T*>(take(rows * query_width * sizeof(T)));
     activated = reinterpret_cast<T*>(take(rows * intermediate * sizeof(T)));
     float* int8_numbers = take(std::max(rows * widest, 2 * num_estimated * model.hidden));
-    float* int8_scales = take(std::max(Int8Rows::PARTS * rows * scales, 2 * num_estimated) * sizeof(float));
-    int8_rows = Int8Rows::in(int8_scales, rows * scales, reinterpret_cast<uint8_t*>(int8_numbers));
-    lengths = take(num_estimated * sizeof(float));
+    float* int8_scales = take(Int8Rows::PARTS * rows * scales * sizeof(float));
+    uint8_t* numbers = reinterpret_cast<uint8_t*>(int8_numbers);
+    int8_rows = Int8Rows::in(int8_scales, rows * scales, numbers);
+    // Not beside the scales: late threads read the lengths outside of stages.
+    float* estimated = take(4 * num_estimated * sizeof(float));
+    estimation_rows = EstimationRows::in(estimated, numbers, num_estimated, model.hidden);
     bf16x3_rows.tiles = reinterpret_cast<uint32_t*>(take(split * sizeof(uint32_t)));
     wide = take(widened * sizeof(float));
     shrunk = take(rows * shrunk_width * sizeof(float));
@@ -384,9 +389,29 @@ class Worker {
   template <class Work>
   void panel_stage(const Linear& linear, int num_rows, Work work) {
     const int panels = linear.num_panels(), part = rows_of_part(linear.num_in, num_rows);
+    if (part >= num_rows) return cut_panel_stage(panels, num_rows, work);
     stage(static_cast<int64_t>(panels) * ((num_rows + part - 1) / part), [&](int item) {
       const int first = item / panels * part;
       work(item % panels, first, std::min(part, num_rows - first));
+    });
+  }
+
+  // Run a stage with an item for each panel. The panels that are left over when each thread has as many as the others
+  // are cut by their rows, if there are enough of them, so that no thread waits for the last panel of another.
+  template <class Work>
+  void cut_panel_stage(int panels, int num_rows, Work work) {
+    const int threads = step_.num_threads, rest = panels % threads;
+    const int cuts = threads / std::gcd(rest, threads);
+    const int least = amx_usable() ? 2 * AMX_ROWS : TILE_ROWS;  // fewer rows wait for the weights
+    if (num_rows < cuts * least) return stage(num_rows ? panels : 0, [&](int panel) { work(panel, 0, num_rows); });
+    const int whole = panels / threads, each = rest * cuts / threads, unit = amx_usable() ? 2 * AMX_ROWS : 1;
+    stage(static_cast<int64_t>(threads) * (whole + each), [&](int item) {
+      const int thread = item / (whole + each), place = item % (whole + each);
+      if (place < whole) return work(thread * whole + place, 0, num_rows);
+      const int piece = thread * each + place - whole, cut = piece % cuts;
+      const int first = num_rows / unit * cut / cuts * unit;
+      const int last = cut + 1 < cuts ? num_rows / unit * (cut + 1) / cuts * unit : num_rows;
+      work(threads * whole + piece / cuts, first, last - first);
     });
   }
 
@@ -540,14 +565,15 @@ class Worker {
   EstimationRows estimation_rows(const T* x) {
     const int num_rows = step_.num_logits;
     if (are_many(num_rows)) {
-      const EstimationRows rows{shared_.int8_rows, shared_.lengths};
+      const EstimationRows rows = shared_.estimation_rows;
       stage(num_rows, [&](int row) { quantise_twice(x + row * hidden_, model_.hidden, row, rows); });
       return rows;
     }
     static thread_local Scratch scratch;
     const size_t count = num_rows;
-    float* own = scratch.floats(3 * count + (2 * count * hidden_ + 3) / 4);
-    const EstimationRows rows{{reinterpret_cast<uint8_t*>(own + 3 * count), own, nullptr}, own + 2 * count};
+    float* own = scratch.floats(4 * count + (2 * count * hidden_ + 3) / 4);
+    const EstimationRows rows =
+        EstimationRows::in(own, reinterpret_cast<uint8_t*>(own + 4 * count), count, hidden_);
     for (int row = 0; row < num_rows; ++row) quantise_twice(x + row * hidden_, model_.hidden, row, rows);
     return rows;
   }

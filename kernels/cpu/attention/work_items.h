@@ -92,12 +92,13 @@ inline int heads_per_item(const AttentionCall& call, int num_items) {
   return std::max(1, std::min((call.num_kv_heads + parts - 1) / parts, TILE_BYTES / head_bytes));
 }
 
-// Split each item into items of at most `max_heads` KV heads.
+// Split each item into items of at most `max_heads` KV heads. Those of the same heads follow each other: where
+// sequences, or the parts of a long prompt, have keys and values in common, a core reads them from its own cache.
 inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int max_heads) {
   std::vector<WorkItem> cut;
   cut.reserve(items.size() * ((num_kv_heads + max_heads - 1) / max_heads));
-  for (const WorkItem& item : items)
-    for (int head = 0; head < num_kv_heads; head += max_heads) {
+  for (int head = 0; head < num_kv_heads; head += max_heads)
+    for (const WorkItem& item : items) {
       cut.push_back(item);
       cut.back().first_head = head;
       cut.back().num_heads = std::min(max_heads, num_kv_heads - head);

@@ -70,7 +70,8 @@ class CppArgmaxFilter:
     """Int8 copy of a linear layer with error bounds: finds the outputs that can be its argmax."""
 
     weights: CppLinear  # of the layer, as bytes
-    bounds: Tensor  # float32, packed: how far off an estimate from the bytes can be, for a row of length 1
+    # float32, packed: how far off an estimate from the bytes can be, for a row of length 1, and the length of the bytes
+    bounds: Tensor
 
     @property
     def num_bytes(self) -> int:
@@ -203,7 +204,7 @@ def pack_argmax_filter(library: ctypes.CDLL, weight: Tensor) -> CppArgmaxFilter 
     bounds = _bounds(weight, rounded, scales)
     if not bounds.isfinite().all():
         return None
-    packed = _pack(library, bounds[:, None], gated=False)
+    packed = _pack(library, torch.stack((bounds, _lengths(rounded, scales)), dim=1), gated=False)
     return CppArgmaxFilter(_pack_rounded_int8(library, rounded, scales), packed)
 
 
@@ -221,6 +222,14 @@ def _bounds(weight: Tensor, rounded: Tensor, scales: Tensor) -> Tensor:
     of_sums = (num_in + 64) * 2.0**-23
     bounds: Tensor = 1.001 * (lost + (lengths + lost) * (of_row + of_sums))
     return bounds
+
+
+def _lengths(rounded: Tensor, scales: Tensor) -> Tensor:
+    """Bound the L2 norm of each output as its bytes have it."""
+    norms = torch.empty(len(rounded))
+    for part in _parts(len(rounded)):
+        norms[part] = rounded[part].float().norm(dim=1)
+    return 1.001 * norms * scales
 
 
 def pack_int4(

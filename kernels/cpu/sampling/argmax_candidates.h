@@ -5,6 +5,9 @@
 // The error of an estimate is bounded (Cauchy-Schwarz) by the L2 norm of the output's rounding errors times that of the
 // row (`ArgmaxFilter::bounds`; see _bounds in packing.py). An output is excluded if its estimate plus bound is below
 // another output's estimate minus bound.
+//
+// A row is quantised, and its rounding errors once more. The first half of an estimate, without the errors, excludes
+// nearly all panels already: what it lacks is at most the L2 norm of the errors times that of the output's bytes.
 
 #pragma once
 
@@ -17,15 +20,32 @@
 // Mirrored in abi.py.
 struct ArgmaxFilter {
   Linear int8;          // no bias; null weights = no filter
-  const float* bounds;  // [panels * TILE_COLUMNS]: maximum error of an estimate for a row of L2 norm 1
+  // [panels, 2, TILE_COLUMNS]: maximum error of an estimate for a row of L2 norm 1, and the L2 norm of the bytes
+  const float* bounds;
   int32_t max_rows;     // a step of more rows computes all outputs: that is faster on this machine
 };
 
-// Rows quantised twice: row 2 i is the int8 row, row 2 i + 1 the int8 copy of its rounding errors. The error of the
-// activations is then negligible beside that of the weights.
+// Rows quantised twice: `int8`, and the int8 copy of its rounding errors, `rest`. The error of the activations is then
+// negligible beside that of the weights.
 struct EstimationRows {
-  Int8Rows int8;  // [2 * rows]
-  float* lengths;  // [rows]: L2 norms
+  Int8Rows int8, rest;
+  float *lengths, *rest_lengths;  // [rows]: L2 norms of the rows, and of their rounding errors
+
+  // Return rows in memory of 4 * `count` floats and of 2 * `count` * `num_in` bytes.
+  static EstimationRows in(float* memory, uint8_t* numbers, size_t count, size_t num_in) {
+    EstimationRows rows{};
+    rows.int8.numbers = numbers, rows.int8.scales = memory;
+    rows.rest.numbers = numbers + count * num_in, rows.rest.scales = memory + count;
+    rows.lengths = memory + 2 * count, rows.rest_lengths = memory + 3 * count;
+    return rows;
+  }
+
+  // Return the rounding errors of one row.
+  Int8Rows rest_of(int row, int num_in) const {
+    Int8Rows one{};
+    one.numbers = rest.numbers + static_cast<ptrdiff_t>(row) * num_in, one.scales = rest.scales + row;
+    return one;
+  }
 
   // Return whether the bounds are valid for all rows: not for NaN, nor for very small or large rows.
   bool all_have_bounds(int rows) const {
@@ -47,21 +67,32 @@ template <class T>
 static void quantise_twice(const T* from, int count, int row, const EstimationRows& to) {
   static thread_local Scratch scratch;
   float* rest = scratch.floats(count);
-  uint8_t* numbers = to.int8.numbers + 2 * static_cast<ptrdiff_t>(row) * count;
+  const ptrdiff_t begin = static_cast<ptrdiff_t>(row) * count;
+  uint8_t* numbers = to.int8.numbers + begin;
   const float step = quantise(from, count, ZERO_POINT, numbers);
   for (int i = 0; i < count; ++i) {
     const float left = widen(from[i]) - step * static_cast<float>(static_cast<int8_t>(numbers[i] - ZERO_POINT));
     rest[i] = std::fabs(left) < 1e-6f * step ? 0.0f : left;  // else the scale of the rest would become too small
   }
-  to.int8.scales[2 * row] = step;
-  to.int8.scales[2 * row + 1] = quantise(rest, count, ZERO_POINT, numbers + count);
+  to.int8.scales[row] = step;
+  to.rest.scales[row] = quantise(rest, count, ZERO_POINT, to.rest.numbers + begin);
   to.lengths[row] = 1.001f * length_of(from, count);
+  to.rest_lengths[row] = 1.001f * length_of(rest, count);
 }
 
 // Outputs seen by one thread that can be a row's argmax, in vectors of LANES.
 class ArgmaxCandidates {
  public:
   ArgmaxCandidates() {}  // user-provided, so that value initialisation does not clear the array
+
+  // Return whether an output of a panel can be a candidate, by the first halves of the estimates.
+  bool can_grow(const float* estimates, const float* bounds, float length, float rest_length) const {
+    Floats most = splat(-std::numeric_limits<float>::infinity());
+    for (int j = 0; j < TILE_COLUMNS; j += LANES)
+      most = larger(load(estimates + j) + load(bounds + j) * length + load(bounds + TILE_COLUMNS + j) * rest_length,
+                    most);
+    return largest_lane(most) >= floor_;
+  }
 
   // Update with the estimates of a panel's outputs from `first` on; padding must be minus infinity.
   template <class T>
@@ -121,21 +152,28 @@ class ArgmaxCandidates {
   Candidate candidates_[CAPACITY];
 };
 
+// Add what the rounding errors of a row contribute to the first halves of its estimates, and update its candidates.
+template <class T>
+__attribute__((noinline)) static void estimate_rest(const ArgmaxFilter& filter, int panel, const EstimationRows& rows,
+                                                    int row, const float* halves, ArgmaxCandidates& list) {
+  const int first = panel * TILE_COLUMNS;
+  multiply_panel(filter.int8, panel, rows.rest_of(row, filter.int8.num_in), 1, [&](int, const float* rest) {
+    alignas(64) float estimates[TILE_COLUMNS];
+    for (int j = 0; j < TILE_COLUMNS; j += LANES) store(estimates + j, load(halves + j) + load(rest + j));
+    for (int j = std::max(filter.int8.num_out - first, 0); j < TILE_COLUMNS; ++j)
+      estimates[j] = -std::numeric_limits<float>::infinity();
+    list.update<T>(estimates, filter.bounds + 2 * first, rows.lengths[row], first);
+  });
+}
+
 // Estimate one panel for all rows.
 template <class T>
 static void estimate_panel(const ArgmaxFilter& filter, int panel, const EstimationRows& rows, int num_rows,
                            ArgmaxCandidates* lists) {
-  const int first = panel * TILE_COLUMNS;
-  alignas(64) float estimates[TILE_COLUMNS];
-  multiply_panel(filter.int8, panel, rows.int8, 2 * num_rows, [&](int row, const float* part) {
-    if (row % 2 == 0) {
-      std::copy(part, part + TILE_COLUMNS, estimates);
-      return;
-    }
-    for (int j = 0; j < TILE_COLUMNS; j += LANES) store(estimates + j, load(estimates + j) + load(part + j));
-    for (int j = filter.int8.num_out - first; j < TILE_COLUMNS; ++j)
-      estimates[j] = -std::numeric_limits<float>::infinity();
-    lists[row / 2].update<T>(estimates, filter.bounds + first, rows.lengths[row / 2], first);
+  const float* bounds = filter.bounds + 2 * panel * TILE_COLUMNS;
+  multiply_panel(filter.int8, panel, rows.int8, num_rows, [&](int row, const float* halves) {
+    if (lists[row].can_grow(halves, bounds, rows.lengths[row], rows.rest_lengths[row]))
+      estimate_rest<T>(filter, panel, rows, row, halves, lists[row]);
   });
 }
 

@@ -35,7 +35,7 @@ from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear
 logger = logging.getLogger(__name__)
 
 _MAGIC: Final = (
-    b"triolet weights\x03"  # the last byte is the version of the layout, and of how weights are packed
+    b"triolet weights\x04"  # the last byte is the version of the layout, and of how weights are packed
 )
 _CRC: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<Q")
@@ -84,8 +84,8 @@ class WeightsCache:
         self._packed[_HEAD] = head
         if argmax_filter is not None:
             self._packed[_FILTER] = argmax_filter.weights
-            # One number per output is a weight with one input.
-            self._packed[_BOUNDS] = CppLinear(argmax_filter.bounds, None, argmax_filter.weights.num_out, 1)
+            # Two numbers per output are a weight with two inputs.
+            self._packed[_BOUNDS] = CppLinear(argmax_filter.bounds, None, argmax_filter.weights.num_out, 2)
 
     def load(self) -> None:
         """Map the file, if it is there and fits; a damaged one is logged, and packed again."""

@@ -226,3 +226,22 @@ def test_no_estimate_is_further_off_than_its_bound() -> None:
         allowed = rows.double().norm(dim=1)[:, None] * bounds
         assert bool((off <= allowed).all())
         assert float((off / allowed).max()) > 0.05  # and bounds that say nothing would hold, too
+
+
+def test_no_first_half_of_an_estimate_is_further_off_than_its_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1e-3, 1.0, 300.0):
+        weight = heavy_tailed(torch.randn(500, 96, generator=generator) * scale, generator)
+        rows = heavy_tailed(torch.randn(50, 96, generator=generator), generator)
+        rounded, scales = packing._round(weight)
+        bounds, lengths = packing._bounds(weight, rounded, scales), packing._lengths(rounded, scales)
+        first, steps = packing._round(rows)
+        as_bytes = first.double() * steps[:, None]
+        estimates = as_bytes @ (rounded.double() * scales[:, None]).T
+        off = (estimates - rows.double() @ weight.double().T).abs()
+        norm, rest = rows.double().norm(dim=1), (rows.double() - as_bytes).norm(dim=1)
+        allowed = norm[:, None] * bounds + rest[:, None] * lengths
+        assert bool((off <= allowed).all())
+        assert float((off / allowed).max()) > 0.05  # and bounds that say nothing would hold, too
+        # without what the rounding errors of the rows can add the bound would not hold
+        assert bool((off > norm[:, None] * bounds).any())

@@ -204,6 +204,22 @@ def test_the_number_of_threads_changes_no_bit(
     assert found[0].equal(found[1]) and found[0].equal(found[2])
 
 
+@pytest.mark.parametrize(("num_tokens", "variant"), each_on_some_variants([11, 12, 19, 70]))
+def test_rows_of_a_panel_that_threads_share_have_the_bits_that_one_thread_gives(
+    num_tokens: int, variant: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    # 288 outputs are five panels of AVX-512's and nine of AVX2's: with 2 to 4 threads some are left over.
+    folder = make_model("llama", tmp_path, hidden_size=288, num_hidden_layers=1)
+    driver, before, found = PagedDriver(load(folder, variant)), torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3, 4):
+            torch.set_num_threads(num_threads)
+            found.append(driver.once(tokens(num_tokens)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(logits.equal(found[0]) for logits in found[1:])
+
+
 @pytest.mark.parametrize(("num_tokens", "variant"), each_on_some_variants([3, 9, 25, 120]))
 @pytest.mark.parametrize("overrides", [{}, {"hidden_size": 60, "intermediate_size": 70, "head_dim": 10}])
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(
