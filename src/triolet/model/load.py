@@ -249,7 +249,7 @@ def load_model(
             adapter_limits,
             _CacheFolder(
                 weights_cache,
-                [*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("quant*_config.json")],
+                [*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("*quant*_config.json")],
             ),
             calibration,
             kv_format,
