@@ -180,8 +180,13 @@ def rope_of(
     # LongRoPE divides by the logarithm of this length.
     least = 2 if rope_type(parameters) == "longrope" else 1
     if not least <= original <= _MOST_POSITIONS:
-        places = [(fields, "original_max_position_embeddings"), (parameters, "original_max_position_embeddings")]
-        where, name = next(((at, key) for at, key in places if key in at), (fields, "max_position_embeddings"))
+        places = [
+            (fields, "original_max_position_embeddings"),
+            (parameters, "original_max_position_embeddings"),
+        ]
+        where, name = next(
+            ((at, key) for at, key in places if key in at), (fields, "max_position_embeddings")
+        )
         raise where.wrong(name, f"from {least} to {_MOST_POSITIONS}")
     reach, long_context = _reach(parameters, max_position, original, max_model_len)
     theta = parameters.number("rope_theta", fields.number("rope_theta", defaults.rope_theta))
