@@ -175,11 +175,21 @@ def _commit() -> str | None:
 def report(lines: Sequence[dict[str, Any]], columns: Sequence[str], output: Path | None) -> None:
     """Print JSON lines, append them to `output`, then print a table of some of their fields."""
     for line in lines:
-        text = json.dumps(line)
-        print(text)
-        if output is not None:
-            with output.open("a") as file:
-                file.write(text + "\n")
+        put_line(line, output)
+    put_table(lines, columns)
+
+
+def put_line(line: dict[str, Any], output: Path | None) -> None:
+    """Print a JSON line and append it to `output`."""
+    text = json.dumps(line)
+    print(text, flush=True)
+    if output is not None:
+        with output.open("a") as file:
+            file.write(text + "\n")
+
+
+def put_table(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Print a table of some fields of the lines."""
     widths = [max(len(name), *(len(_shown(line.get(name))) for line in lines)) + 2 for name in columns]
     print()
     print("".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True)))

@@ -122,14 +122,18 @@ def peer_pids(found: Sequence[Side]) -> list[int]:
 
 
 async def in_turns(
-    found: Sequence[Side], jobs_of_round: Callable[[int], Sequence[Job]], num_rounds: int
+    found: Sequence[Side],
+    jobs_of_round: Callable[[int], Sequence[Job]],
+    num_rounds: int,
+    *,
+    warms_up: bool = True,
 ) -> list[list[Round]]:
-    """Measure each engine in every round, in turns. A further round, the first one, does not count.
+    """Measure each engine in every round, in turns. With `warms_up`, a further round, the first one, does not count.
 
     A turn begins when this process is idle, so that the end of triolet's turn does not disturb the next engine.
     """
     rounds: list[list[Round]] = [[] for _ in found]
-    for number in range(num_rounds + 1):
+    for number in range(0 if warms_up else 1, num_rounds + 1):
         for side, taken in zip(found, rounds, strict=True):
             await _quiet()
             done = await side.run(jobs_of_round(number))

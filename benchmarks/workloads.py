@@ -16,7 +16,7 @@ MAX_TOKENS = 1024  # of the longest sequence there is room for, unless a workloa
 NUM_KV_TOKENS = 16_384
 PROMPTS = {"prompt-128": 128, "prompt-512": 512, "prompt-2048": 2048, "prompt-8192": 8192}
 BATCHES = {"batch": 32, "batch-128": 128, "batch-256": 256}  # requests at once
-WORKLOADS = ("single", *BATCHES, "prefix", *PROMPTS)
+WORKLOADS = ("single", *BATCHES, "short-batch", "prefix", *PROMPTS)
 
 
 @attrs.frozen
@@ -87,6 +87,8 @@ def make_jobs(workload: str, vocab_size: int, number: int) -> list[Job]:
         case "prefix":
             shared = ids(SHARED)
             return [Job(shared + ids(32), 32) for _ in range(32)]
+        case "short-batch":
+            return [Job(ids(lengths.randint(8, 64)), lengths.randint(8, 64)) for _ in range(32)]
         case _ if workload in PROMPTS:
             # A prompt that begins as one of another workload would be found in the cache.
             dice = random.Random(f"{workload}, round {number}")

@@ -596,7 +596,7 @@ def quantized_files() -> list[str]:
 
 def beside_llama_cpp() -> list[str]:
     """Return speed on a GGUF file beside llama.cpp: the latest run of each case on each machine."""
-    case = ("model", "weights", "dtype", "quantization", "workload")
+    case = ("cpu_target", "model", "weights", "dtype", "quantization", "workload")
     lines = lines_of("gguf_file")
     # A run has the two sides of a workload behind each other.
     theirs = {id(ours): other for ours, other in itertools.pairwise(lines) if ours["engine"] == "triolet"}

@@ -194,9 +194,12 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Run]:
     convert(Path(options["model"]), options["weights"])
     began = time.perf_counter()
     context = Context(api, options)
-    return {"version": api.__version__, "load_s": time.perf_counter() - began}, lambda jobs: run(
-        context, jobs
-    )
+    facts = {
+        "version": api.__version__,
+        "load_s": time.perf_counter() - began,
+        "features": api.llama_print_system_info().decode(),
+    }
+    return facts, lambda jobs: run(context, jobs)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,24 @@ FP8_ACTIVATIONS: Final = "fp8-activations"
 # What is done with weights or inputs while the model is loaded.
 ROUNDINGS: Final = ("none", "int8", "int4", INT8_ACTIVATIONS, FP8_ACTIVATIONS)
 # How the weights are stored: found out by itself, and checked where it is named.
-STORED_METHODS: Final = ("awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "gguf")
+STORED_METHODS: Final = (
+    *(
+        "awq",
+        "gptq",
+        "auto-round",
+        "fp8",
+        "fbgemm_fp8",
+        "compressed-tensors",
+        "modelopt",
+        "bitsandbytes",
+        "mxfp4",
+    ),
+    "gguf",
+)
 QUANTIZATIONS: Final = (*ROUNDINGS, *STORED_METHODS)
 # vLLM's names of its kernels for the same files
 QUANTIZATION_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+    {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
 )
 ATTENTION_BACKENDS: Final = ("triton", "auto", "fa2", "fa3", "fa4")
 ATTENTION_ALIASES: Final[Mapping[str, str]] = MappingProxyType({"TRITON_ATTN": "triton"})  # vLLM's

@@ -324,6 +324,50 @@ def hybrid(error: type[Exception], **fields: Any) -> tuple[str, type[Exception],
         ("Mamba2ForCausalLM", ModelFileError, {"num_heads": 100}, "num_heads.*expand"),
         ("Mamba2ForCausalLM", ModelFileError, {"n_groups": 3}, "n_groups"),
         ("Mamba2ForCausalLM", UnsupportedModel, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        *(
+            ("Mamba2ForCausalLM", UnsupportedModel, {"time_step_limit": limit}, "time_step_limit")
+            for limit in (-1, True, "x", {"a": 1}, [0], [0, {"__float__": "long"}], [0, {"__float__": []}])
+        ),
+        *(
+            ("FalconH1ForCausalLM", ModelFileError, {"mlp_multipliers": value}, "mlp_multipliers")
+            for value in (1.0, [1.0], [1.0, "x"], [1.0, True], [1.0, 10**400], [1.0, float("nan")])
+        ),
+        *(
+            (
+                "LlamaForCausalLM",
+                ModelFileError,
+                {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **wrong}},
+                rf"rope_parameters\.{next(iter(wrong))} must be a number",
+            )
+            for wrong in (
+                {"beta_fast": 0.0},
+                {"beta_fast": -1.0},
+                {"beta_slow": 0},
+                {"mscale_all_dim": -7.2, "mscale": 1.0},
+            )
+        ),
+        (
+            "Phi3ForCausalLM",
+            ModelFileError,
+            {
+                "original_max_position_embeddings": 1,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": [1.0] * 48,
+                    "long_factor": [1.0] * 48,
+                },
+            },
+            "original_max_position_embeddings must be from 2 to .*; got 1",
+        ),
+        *(
+            (
+                "LlamaForCausalLM",
+                ModelFileError,
+                {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, name: 10**400}},
+                name,
+            )
+            for name in ("original_max_position_embeddings", "factor", "beta_fast", "attention_factor")
+        ),
         ("MambaForCausalLM", ModelFileError, {"time_step_rank": "large"}, "time_step_rank"),
         ("JambaForCausalLM", ModelFileError, {"attn_layer_offset": 8}, "attn_layer_offset"),
         ("JambaForCausalLM", ModelFileError, {"num_experts_per_tok": 17}, "num_experts_per_tok"),

@@ -295,6 +295,8 @@ def rope_of(tmp_path: Path, tensors: tuple[str, ...] = (), **keys: str | float) 
             name = f"llama.rope.scaling.{key}"
             if isinstance(value, str):
                 writer.add_string(name, value)
+            elif isinstance(value, int):
+                writer.add_uint32(name, value)
             else:
                 writer.add_float32(name, value)
         for name in tensors:
@@ -324,6 +326,31 @@ def test_an_attention_factor_counts_whatever_the_scaling(
     rope = rope_of(tmp_path, tensors, attn_factor=0.5, **keys)
     assert rope.frequencies == pytest.approx([frequency / stretch for frequency in PLAIN])
     assert rope.magnitude == 0.5
+
+
+@pytest.mark.parametrize(
+    ("keys", "magnitude"),
+    [
+        # YaRN's own: 0.1 ln 4 + 1.
+        ({}, 1.138629436),
+        ({"yarn_ext_factor": 1.0}, 1.138629436),
+        ({"attn_factor": 0.5}, 0.569314718),
+        # llama.cpp's converter writes the attention_factor of config.json, which is in place of YaRN's own.
+        ({"yarn_attn_factor": 1.2}, 1.2),
+        ({"yarn_attn_factor": 1.0}, 1.0),
+        ({"yarn_attn_factor": 1.2, "attn_factor": 0.5}, 0.6),
+    ],
+)
+def test_the_attention_factor_of_yarn_is_the_whole_one(
+    keys: dict[str, Any], magnitude: float, tmp_path: Path
+) -> None:
+    rope = rope_of(tmp_path, type="yarn", factor=4.0, original_context_length=128, **keys)
+    assert rope.magnitude == pytest.approx(magnitude)
+
+
+def test_an_extrapolation_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"llama\.rope\.scaling\.yarn_ext_factor must be 1; got 0\.5"):
+        rope_of(tmp_path, type="yarn", factor=4.0, yarn_ext_factor=0.5)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,23 @@ def test_values_are_within_half_a_step_of_the_originals(tmp_path: Path) -> None:
             assert (np.abs(found - wanted) <= np.abs(wanted).max(axis=1, keepdims=True) / 8 * 1.01).all()
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "attention_factor": 0.75,
+}
+
+
 @pytest.mark.parametrize(
     ("family", "overrides"),
-    [("llama", {}), ("phi3-longrope", {"pad_token_id": 0}), ("qwen2-yarn", {"use_sliding_window": False})],
+    [
+        ("llama", {}),
+        ("phi3-longrope", {"pad_token_id": 0}),
+        ("qwen2-yarn", {"use_sliding_window": False}),
+        ("qwen2-yarn", {"use_sliding_window": False, "rope_parameters": YARN}),
+    ],
 )
 def test_rotary_scaling_is_written(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     folder = make_model(family, tmp_path / "folder", **overrides)

@@ -35,12 +35,19 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.folder.checkpoint import Checkpoint
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
-from triolet.model.quantized import formats
+from triolet.model.quantized import methods
 from triolet.model.quantized.checkpoint import open_quantized
 from triolet.model.quantized.dequantize import unpack
 from triolet.model.quantized.stacked_experts import MXFP4
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+AUTO_ROUND: dict[str, Any] = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 32,
+    "data_type": "int",
+    "sym": True,
+}
 PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -86,6 +93,39 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
         writers.block_fp8(40),  # divides none of the widths
         {"quant_method": "fp8", "weight_block_size": [40, 40], "activation_scheme": "dynamic"},
     ),
+    "auto-round-4": (writers.auto_round(4, 32), {**AUTO_ROUND, "packing_format": "auto_round"}),
+    "auto-round-5": (
+        writers.auto_round(5, 32),
+        {**AUTO_ROUND, "bits": 5, "packing_format": "auto_round:gptqmodel"},
+    ),
+    "auto-round-gptq": (writers.gptq(4, 32), {**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"}),
+    "auto-round-awq": (
+        writers.awq(32),
+        {**AUTO_ROUND, "quant_method": "intel/auto-round", "packing_format": "auto_round:auto_awq"},
+    ),
+    "auto-round-fp8": (
+        writers.with_input_scale(writers.float_quantized("row")),
+        {**AUTO_ROUND, "bits": 8, "group_size": -1, "data_type": "fp", "act_bits": 8},
+    ),
+    "auto-round-fp8-block": (
+        writers.block_fp8(40),
+        {**AUTO_ROUND, "bits": 8, "group_size": [40, 40], "data_type": "fp", "act_bits": 8},
+    ),
+    "fbgemm-fp8": (
+        writers.float_quantized("row"),
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    ),
+    "modelopt-fp8": (
+        writers.with_input_scale(writers.float_quantized("tensor")),
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+    ),
+    "modelopt-fp8-row": (
+        writers.float_quantized("row"),
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+    ),
+    "modelopt-nvfp4": (writers.nvfp4(by_modelopt=True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nvfp4": (writers.nvfp4(), {**PACKED, "format": "nvfp4-pack-quantized"}),
+    "mxfp4-packed": (writers.mxfp4, {**PACKED, "format": "mxfp4-pack-quantized"}),
     "bnb-nf4": (writers.bnb_4bit("nf4", nested=False), BNB4),
     "bnb-nf4-nested": (writers.bnb_4bit("nf4", nested=True), BNB4),
     "bnb-fp4": (writers.bnb_4bit("fp4", nested=False), BNB4),
@@ -98,7 +138,8 @@ def of_modules(fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {**GPTQ, "dynamic": fields}
 
 
-KEPT_ON_GPU = {name for name in FORMATS if not name.startswith(("bnb", "gptq-2", "gptq-3", "w3a16"))}
+NEVER_KEPT_ON_GPU = ("bnb", "gptq-2", "gptq-3", "w3a16", "auto-round-5", "modelopt-nvfp4", "nvfp4", "mxfp4")
+KEPT_ON_GPU = {name for name in FORMATS if not name.startswith(NEVER_KEPT_ON_GPU)}
 
 
 @functools.cache
@@ -165,6 +206,40 @@ def test_modules_of_gptq_may_have_settings_of_their_own(tmp_path: Path) -> None:
         assert torch.equal(found.read(name), (other if ".down_proj." in name else wanted)[name]), name
 
 
+def test_modules_of_auto_round_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    plain, wide, quantized = tmp_path / "plain", tmp_path / "wide", tmp_path / "quantized"
+    shutil.copytree(plain_model("llama-plain"), plain)
+    shutil.copytree(plain, wide)
+    section = {
+        **AUTO_ROUND,
+        "packing_format": "auto_round",
+        "extra_config": {
+            "lm_head": {},
+            "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": -1},
+            r".*layers\.0\.mlp\.down.*": {"bits": 3},  # a module's own name counts before patterns
+            r".*\.mlp\.down.*": {"bits": 8, "group_size": -1},
+            r".*\.v_proj.*": {"bits": 16, "data_type": "fp"},
+        },
+    }
+    write_folders(plain, quantized, writers.auto_round(4, 32), section)
+    write_folders(wide, tmp_path / "wide-quantized", writers.auto_round(8, -1), section, seed=1)
+    wanted, other = load_file(plain / "model.safetensors"), load_file(wide / "model.safetensors")
+    stored, in_eight = (
+        load_file(folder / "model.safetensors") for folder in (quantized, tmp_path / "wide-quantized")
+    )
+    for name in [name for name in stored if ".down_proj." in name]:
+        stored[name] = in_eight[name]
+    for name in [name for name in wanted if ".v_proj." in name]:
+        module = name.removesuffix(".weight")
+        stored = {key: tensor for key, tensor in stored.items() if not key.startswith(module)}
+        stored[name] = wanted[name]
+    save_file(stored, quantized / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((quantized / "config.json").read_text())
+    found = open_quantized(Checkpoint.open(quantized), config, quantized)
+    for name in wanted:
+        assert torch.equal(found.read(name), (other if ".down_proj." in name else wanted)[name]), name
+
+
 async def tokens_of(folder: Path, runner: str = "inline", **fields: Any) -> list[tuple[int, ...]]:
     prompts = [list(range(40)), [9] * 3]
     params = triolet.SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -187,7 +262,7 @@ def transformers_tokens(folder: Path) -> list[tuple[int, ...]]:
 
 KEPT = (
     *("gptq-4", "gptq-4-rows", "gptq-v2", "gptq-v2-new-name", "awq", "awq-rows"),
-    *("w4a16", "w4a16-order-unset", "w8a16", "w8a8"),
+    *("w4a16", "w4a16-order-unset", "w8a16", "w8a8", "auto-round-4", "auto-round-gptq", "auto-round-awq"),
 )
 
 
@@ -251,6 +326,9 @@ def test_the_decoder_of_a_gpu_keeps_the_words_and_computes_what_the_converted_we
         pytest.param("awq", "qwen2", marks=pytest.mark.slow),
         pytest.param("w4a16", "mistral", marks=pytest.mark.slow),
         pytest.param("fp8-block", "qwen3", marks=pytest.mark.slow),
+        pytest.param("auto-round-4", "qwen3", marks=pytest.mark.slow),
+        pytest.param("fbgemm-fp8", "llama-plain", marks=pytest.mark.slow),
+        pytest.param("modelopt-nvfp4", "llama-plain", marks=pytest.mark.slow),
     ],
 )
 async def test_greedy_tokens_equal_those_of_transformers_on_the_dequantised_weights(
@@ -273,6 +351,9 @@ METHODS = [
     ("gptq-4", "gptq"),
     ("awq", "awq"),
     ("w4a16", "compressed-tensors"),
+    ("auto-round-awq", "auto-round"),
+    ("fbgemm-fp8", "fbgemm_fp8"),
+    ("modelopt-fp8", "modelopt"),
     ("fp8-block", "fp8"),
     ("bnb-int8", "bitsandbytes"),
 ]
@@ -330,14 +411,18 @@ def test_the_documentation_says_of_which_formats_some_are_kept() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|[^|]*\| ([^|]*) \|[^|]*\|$", text, re.MULTILINE)
     told = {method: what for method, what in rows if method != "quant_method"}  # but for the headings
     kept = {method for method, what in told.items() if what != "nothing"}
-    assert told.keys() == {*formats.FORMATS, MXFP4}
-    assert kept == {FORMATS[name][1]["quant_method"] for name in KEPT}
+    assert told.keys() == {*methods.FORMATS, MXFP4}
+    assert kept == {FORMATS[name][1]["quant_method"].removeprefix("intel/") for name in KEPT}
 
 
 def test_the_documentation_lists_the_formats_that_are_read() -> None:
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     section = page.partition("## Quantised folders")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", section, re.MULTILINE) == [*formats.FORMATS, MXFP4]
+    assert re.findall(r"^\| `([a-z0-9_-]+)` \|", section, re.MULTILINE) == [
+        "quant_method",
+        *methods.FORMATS,
+        MXFP4,
+    ]
 
 
 def cut_off_blocks(folder: Path, section: dict[str, Any]) -> Path:
@@ -443,6 +528,22 @@ def state_of(state: Any, text: str = "") -> Tensors:
             "quant_state",
         ),
         ("bnb-int8", lambda t: t.update({f"{LAYER}.SCB": torch.ones(2)}), "SCB"),
+        ("fbgemm-fp8", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(1)}), "weight_scale"),
+        ("modelopt-fp8", lambda t: t.update({f"{LAYER}.pre_quant_scale": torch.ones(96)}), "pre_quant_scale"),
+        ("modelopt-nvfp4", lambda t: t.pop(f"{LAYER}.weight_scale_2"), "weight_scale_2"),
+        ("modelopt-nvfp4", lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(64, 6)}), "weight_scale"),
+        ("nvfp4", lambda t: t.update({f"{LAYER}.weight_global_scale": torch.ones(2)}), "weight_global_scale"),
+        (
+            "nvfp4",
+            lambda t: t.update({f"{LAYER}.weight_global_scale": torch.ones(1).half()}),
+            "weight_global_scale",
+        ),
+        (
+            "mxfp4-packed",
+            lambda t: t.update({f"{LAYER}.weight_scale": t[f"{LAYER}.weight_scale"][:, 1:].clone()}),
+            "weight_scale",
+        ),
+        ("auto-round-5", lambda t: t.pop(f"{LAYER}.qzeros"), "qzeros"),
         ("fp8-tensor", lambda t: t.update({f"{LAYER}.weight": t[f"{LAYER}.weight"][:0].clone()}), "weight"),
     ],
 )
@@ -487,7 +588,14 @@ def test_the_dtype_in_which_bitsandbytes_stores_bytes_changes_nothing(
     assert all(torch.equal(found.read(name), weight) for name, weight in wanted.items())
 
 
-@pytest.mark.parametrize(("name", "file"), [("gptq-4", "quantize_config.json"), ("awq", "quant_config.json")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gptq-4", "quantize_config.json"),
+        ("awq", "quant_config.json"),
+        ("modelopt-fp8", "hf_quant_config.json"),
+    ],
+)
 def test_an_early_folder_says_how_it_is_quantised_in_a_file_of_its_own(
     name: str, file: str, tmp_path: Path
 ) -> None:
@@ -612,7 +720,29 @@ def test_rotations_that_are_in_the_weights_already_change_nothing(tmp_path: Path
         ({"quant_method": "awq", "format": "gemv_fast"}, "format must be gemm"),
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend must be another than llm-awq"),
         ({"quant_method": "awq", "bits": 8}, "bits must be 4"),
-        ({**PACKED, "format": "nvfp4-pack-quantized"}, "format must be one of pack-quantized"),
+        ({**PACKED, "format": "marlin-24"}, "format must be one of pack-quantized"),
+        (
+            {**AUTO_ROUND, "packing_format": "auto_round:llm_compressor"},
+            "packing_format must be one of auto, ",
+        ),
+        ({**AUTO_ROUND, "packing_format": 3}, "packing_format must be a string"),
+        ({**AUTO_ROUND, "bits": 9}, "bits must be from 2 to 8; got 9"),
+        ({**AUTO_ROUND, "bits": 16}, "bits must be less than 16; got 16"),
+        ({**AUTO_ROUND, "bits": 8, "packing_format": "auto_round:auto_awq"}, "bits must be 4; got 8"),
+        ({**AUTO_ROUND, "act_bits": 8}, "act_bits must be 16 for packing_format auto; got 8"),
+        ({**AUTO_ROUND, "data_type": "mx_fp"}, "data_type must be int for packing_format auto; got 'mx_fp'"),
+        ({**AUTO_ROUND, "data_type": "fp"}, "bits must be 8 for packing_format auto_round:fp8; got 4"),
+        ({**AUTO_ROUND, "group_size": 0}, "group_size must be an integer of at least 1"),
+        ({**AUTO_ROUND, "rotation_config": {"a": 1}}, "rotation_config must be absent"),
+        ({**AUTO_ROUND, "extra_config": {"lm_head": 3}}, "extra_config.lm_head must be an object"),
+        (
+            {**AUTO_ROUND, "extra_config": {"lm_head": None}},
+            "extra_config must be of settings, which 'lm_head' has none",
+        ),
+        (
+            {**AUTO_ROUND, "extra_config": {"lm_head": {"bits": 9}}},
+            r"quantization_config\.extra_config\.lm_head\.bits must be from 2 to 8; got 9",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two positive"),
         (
             with_rotations("weight_output", "input"),

@@ -176,6 +176,51 @@ def block_fp8(block: int) -> Writer:
     return write
 
 
+def auto_round(bits: int, group_size: int) -> Writer:
+    """Layers of AutoRound's own packing: GPTQ's words, zeros as they are, and no index of groups."""
+
+    def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
+        tensors, weight = gptq(bits, group_size, version=2)(dice, num_out, num_in)
+        del tensors["g_idx"]
+        return tensors, weight
+
+    return write
+
+
+def _float4(dice: np.random.Generator, num_out: int, num_in: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
+    """Return 4-bit floats, two in a byte, and their values."""
+    q = dice.integers(0, 16, (num_out, num_in))
+    return torch.from_numpy((q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)), _E2M1[q]
+
+
+def nvfp4(*, by_modelopt: bool = False) -> Writer:
+    """Layers of NVFP4: a float8 scale for each 16 inputs, and one of all, by which compressed-tensors divides."""
+
+    def write(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
+        q, values = _float4(dice, num_out, num_in)
+        scale = torch.from_numpy(dice.uniform(100, 400, (num_out, num_in // 16))).to(torch.float8_e4m3fn)
+        whole = np.float32(0.00007 if by_modelopt else 14_000.0)
+        of_groups = scale.float().numpy()
+        of_groups = of_groups * whole if by_modelopt else of_groups / whole
+        tensors: Tensors = {"weight_scale": scale, "input_scale": torch.tensor(0.7)}
+        if by_modelopt:
+            tensors |= {"weight": q, "weight_scale_2": torch.tensor(whole)}
+        else:
+            tensors |= {"weight_packed": q, "weight_global_scale": torch.tensor([whole])}
+        return tensors, values * np.repeat(of_groups, 16, axis=1)
+
+    return write
+
+
+def mxfp4(dice: np.random.Generator, num_out: int, num_in: int) -> Written:
+    """Layers of MXFP4 as compressed-tensors has it: a power of two for each 32 inputs."""
+    q, values = _float4(dice, num_out, num_in)
+    exponents = dice.integers(117, 121, (num_out, num_in // 32))
+    scale = np.exp2(exponents.astype(np.float32) - 127)
+    tensors = {"weight_packed": q, "weight_scale": torch.from_numpy(exponents.astype(np.uint8))}
+    return tensors, values * np.repeat(scale, 32, axis=1)
+
+
 def bnb_4bit(kind: str, *, nested: bool) -> Writer:
     block_size, nested_size, offset = 64, 256, 0.0037
 

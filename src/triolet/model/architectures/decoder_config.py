@@ -376,7 +376,11 @@ class DecoderConfig:
         return any(layer.recurrent is not None for layer in self.layers)
 
 
-_EARLY_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+_EARLY_FILES = {
+    "gptq": "quantize_config.json",
+    "awq": "quant_config.json",
+    "modelopt": "hf_quant_config.json",
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -393,7 +397,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     early = config.get("compression_config")
     if isinstance(early, dict) and config.get("quantization_config") is None:
         config["quantization_config"] = {"quant_method": "compressed-tensors", **early}
-    # Early AutoGPTQ and AutoAWQ had it in a file of its own.
+    # Early AutoGPTQ, AutoAWQ and ModelOpt had it in a file of its own.
     for method, name in _EARLY_FILES.items():
         if config.get("quantization_config") is None and (folder / name).is_file():
             config["quantization_config"] = {"quant_method": method, **read_json_object(folder / name)}

@@ -33,7 +33,7 @@ OLD_KINDS = {"mamba": LINEAR, "attention": FULL}  # names in files of transforme
 
 
 # Bounds far above any model's, so that a broken file is an error and not gigabytes.
-_MOST_LAYERS, _MOST_HEAD_DIM, _MOST_STRETCH = 2**14, 2**16, 2**20
+_MOST_LAYERS, _MOST_HEAD_DIM, _MOST_STRETCH, _MOST_POSITIONS = 2**14, 2**16, 2**20, 2**40
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +177,17 @@ def rope_of(
         "original_max_position_embeddings", defaults.original_max_position_embeddings
     )
     original = original or parameters.integer("original_max_position_embeddings", max_position)
+    # LongRoPE divides by the logarithm of this length.
+    least = 2 if rope_type(parameters) == "longrope" else 1
+    if not least <= original <= _MOST_POSITIONS:
+        places = [
+            (fields, "original_max_position_embeddings"),
+            (parameters, "original_max_position_embeddings"),
+        ]
+        where, name = next(
+            ((at, key) for at, key in places if key in at), (fields, "max_position_embeddings")
+        )
+        raise where.wrong(name, f"from {least} to {_MOST_POSITIONS}")
     reach, long_context = _reach(parameters, max_position, original, max_model_len)
     theta = parameters.number("rope_theta", fields.number("rope_theta", defaults.rope_theta))
     if theta <= 1.0:

@@ -83,7 +83,7 @@ def _yarn(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
         context.rotary_dim
         * math.log(context.original_max_position / (rotations * 2 * math.pi))
         / (2 * math.log(context.theta))
-        for rotations in (parameters.number("beta_fast", 32.0), parameters.number("beta_slow", 1.0))
+        for rotations in (_positive(parameters, "beta_fast", 32.0), _positive(parameters, "beta_slow", 1.0))
     ]
     if parameters.flag("truncate", True):
         bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
@@ -103,6 +103,8 @@ def _yarn_magnitude(parameters: Fields, factor: float) -> float:
     if given is not None:
         return given
     mscale, mscale_all_dim = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
+    if mscale_all_dim < 0.0:
+        raise parameters.wrong("mscale_all_dim", "a number of at least 0")
     return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
 
 
@@ -122,10 +124,17 @@ def _longrope(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
 
 def _proportional(parameters: Fields, context: RopeContext) -> tuple[Tensor, float]:
     # a share of the head turns by the first frequencies of the whole head; source: Gemma 4 in transformers
-    share = parameters.number("partial_rotary_factor", 1.0)
+    share = _positive(parameters, "partial_rotary_factor", 1.0)
     frequencies = _plain_frequencies(context)
-    frequencies[int(share * context.rotary_dim // 2) :] = 0.0
-    return frequencies / parameters.number("factor", 1.0), 1.0
+    frequencies[min(int(share * context.rotary_dim // 2), context.rotary_dim) :] = 0.0
+    return frequencies / _positive(parameters, "factor", 1.0), 1.0
+
+
+def _positive(parameters: Fields, name: str, default: float) -> float:
+    value = parameters.number(name, default)
+    if value <= 0.0:
+        raise parameters.wrong(name, "a number greater than 0")
+    return value
 
 
 def _factor(parameters: Fields) -> float:

@@ -64,9 +64,16 @@ def rope_parameters(metadata: GgufMetadata, default_theta: float = 10_000.0) -> 
                     "rope.scaling.yarn_beta_fast", f"at least yarn_beta_slow ({beta_slow}), above 0"
                 )
             yarn = {"rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow}
-            magnitude = fields.number("rope.scaling.yarn_attn_factor", attention_factor or 1.0)
-            if magnitude != 1.0 and factor > 1.0:
-                yarn["attention_factor"] = magnitude * (0.1 * math.log(factor) + 1.0)
+            if fields.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):  # -1: not set
+                raise fields.wrong("rope.scaling.yarn_ext_factor", "1")
+            # What the converter writes is config.json's `attention_factor`: the whole factor. llama.cpp does not read
+            # it for these architectures, and takes YaRN's own; `attn_factor` is multiplied with either.
+            whole = fields.optional_number("rope.scaling.yarn_attn_factor")
+            if whole is not None or attention_factor is not None:
+                usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+                yarn["attention_factor"] = (usual if whole is None else whole) * (
+                    1.0 if attention_factor is None else attention_factor
+                )
             return {**base, **yarn, "original_max_position_embeddings": original}
         case "longrope":
             factors: dict[str, Any] = {

@@ -286,6 +286,11 @@ def _add_rope(library: ModuleType, writer: gguf.GGUFWriter, model: GgufModel) ->
         writer.add_rope_scaling_orig_ctx_len(_original_length(model, parameters))
         writer.add_rope_scaling_yarn_beta_fast(parameters.number("beta_fast", 32.0))
         writer.add_rope_scaling_yarn_beta_slow(parameters.number("beta_slow", 1.0))
+        # A magnitude of the model's own. llama.cpp multiplies YaRN's with this key, and reads no other.
+        factor, rope = parameters.number("factor", 1.0), model.config.layers[0].rope
+        usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+        if rope is not None and not math.isclose(rope.magnitude, usual, rel_tol=1e-6):
+            writer.add_rope_scaling_attn_factors(rope.magnitude / usual)
     if rule in ("longrope", "su"):
         writer.add_rope_scaling_type(library.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(_original_length(model, parameters))

@@ -206,7 +206,7 @@ class _Folder:
             files=[
                 *self.path.glob("*.safetensors"),
                 self.path / "config.json",
-                *self.path.glob("quant*_config.json"),
+                *self.path.glob("*quant*_config.json"),
             ],
             kv_format=kv_format,
             on_progress=on_progress,

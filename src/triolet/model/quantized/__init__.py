@@ -1,1 +1,1 @@
-"""Quantised model folders: GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes; read as float32 or as kept blocks."""
+"""Quantised model folders of GPTQ, AWQ, compressed-tensors and other tools; read as float32 or as kept blocks."""

@@ -15,8 +15,8 @@ from triolet.kernels.cpu.gemm.blocks import BlockFormat, BlockRows
 from triolet.kernels.linear.weight_only import PackedWeight
 from triolet.model.folder.checkpoint import Checkpoint, StoredTensor
 from triolet.model.folder.json_fields import Fields
-from triolet.model.quantized.formats import FORMATS
 from triolet.model.quantized.layer import Module, QuantizedFormat, QuantizedLayer
+from triolet.model.quantized.methods import ALIASES, FORMATS
 
 SECTION = "quantization_config"
 
@@ -175,7 +175,7 @@ def _method_of(fields: Fields) -> str:
     method = fields.text("quant_method", "")
     if not method and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
         return "bitsandbytes"  # early versions do not name themselves
-    return method
+    return ALIASES.get(method, method)
 
 
 def modules_of(checkpoint: Checkpoint, fmt: QuantizedFormat) -> list[str]:

@@ -207,13 +207,30 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     Source: OCP Microscaling Formats Specification 1.0.
     """
     # Doubled, and the powers halved: twice the greatest power would be more than float32 has.
-    values = 2.0 * torch.tensor((*E2M1, *(-value for value in E2M1)))
-    # Each byte is looked up at once, both of its values.
-    byte = torch.arange(256)
-    pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)  # [256, 2]
     powers = torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - _E8M0_BIAS - 1)
-    weight = pairs[blocks.flatten().to(torch.int32)].view(*scales.shape, -1) * powers[..., None]
+    weight = (2.0 * _e2m1_pairs())[blocks.flatten().to(torch.int32)].view(*scales.shape, -1)
+    weight *= powers[..., None]
     return weight.flatten(1)
+
+
+def float4(packed: Tensor, scales: Tensor) -> Tensor:
+    """Dequantise a matrix of 4-bit floats with a scale for each group of inputs.
+
+    Args:
+        packed: uint8 [out, in / 2], two values each, the low four bits first.
+        scales: float32 [out, num_groups].
+    Returns:
+        float32 [out, in].
+    """
+    weight = _e2m1_pairs()[packed.flatten().to(torch.int32)].view(*scales.shape, -1)
+    weight *= scales[..., None]
+    return weight.flatten(1)
+
+
+def _e2m1_pairs() -> Tensor:
+    """Return the two values of each byte, the low four bits first, [256, 2]."""
+    values, byte = torch.tensor((*E2M1, *(-value for value in E2M1))), torch.arange(256)
+    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
 
 
 def bnb_nested_absmax(absmax: Tensor, code: Tensor, nested: Tensor, offset: float, block_size: int) -> Tensor:

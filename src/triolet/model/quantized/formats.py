@@ -19,9 +19,9 @@ from triolet.kernels.cpu.gemm.blocks import BlockRows, i8_format, i8_rows, u4_fo
 from triolet.kernels.linear.weight_only import PackedWeight, byte_weight
 from triolet.model.folder.json_fields import Fields
 from triolet.model.quantized import dequantize
-from triolet.model.quantized.bitsandbytes import BitsAndBytes
 from triolet.model.quantized.dequantize import GroupedIntegers
-from triolet.model.quantized.layer import FLOATS, BlockLayout, Module, Parts, QuantizedFormat, QuantizedLayer
+from triolet.model.quantized.float4 import float4_layer
+from triolet.model.quantized.layer import FLOATS, BlockLayout, Module, Parts, QuantizedLayer
 from triolet.model.quantized.scale_blocks import Block, block_of, named_bits, named_blocks
 from triolet.model.quantized.transforms import refuse_transforms
 
@@ -59,7 +59,7 @@ class Gptq:
             raise fields.wrong(name, "gptq or gptq_v2")
         if fields.flag("is_marlin_format", False):
             raise fields.wrong("is_marlin_format", "false: the layout of Marlin is not supported")
-        return cls(bits, _group_size(fields, 128), fields.flag("desc_act", False), version == "gptq")
+        return cls(bits, group_size_of(fields, 128), fields.flag("desc_act", False), version == "gptq")
 
     def layer(self, module: Module) -> QuantizedLayer:
         own = next((found for pattern, found in self.dynamic if pattern.match(module.name)), None)
@@ -139,7 +139,7 @@ class Awq:
                 raise fields.wrong(name, "gemm: the other layouts are not supported")
         if fields.text("backend", "").lower() == "llm-awq":
             raise fields.wrong("backend", "another than llm-awq, which has a layout of its own")
-        return cls(_group_size(fields, 128))
+        return cls(group_size_of(fields, 128))
 
     def layer(self, module: Module) -> QuantizedLayer:
         num_in, words = module.need("qweight", ("I32",), None, None)
@@ -174,7 +174,9 @@ class Awq:
 
 @attrs.frozen
 class CompressedTensors:
-    """compressed-tensors: packed integers of up to 8 bits, int8 and float8, scaled per tensor, row, group or block.
+    """compressed-tensors: packed integers of up to 8 bits, int8, float8 and 4-bit floats.
+
+    They are scaled per tensor, row, group or block.
 
     Activations are not quantised, whatever the scheme says of them: the weights alone are what it makes of them.
     """
@@ -185,7 +187,7 @@ class CompressedTensors:
     marks: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale")
     # Of activations, and of keys and values in a cache.
     unused: ClassVar[tuple[str, ...]] = (
-        "input_scale", "input_zero_point", "output_scale", "output_zero_point",
+        "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
         "q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point",
     )  # fmt: skip
 
@@ -197,6 +199,8 @@ class CompressedTensors:
             "int-quantized",
             "naive-quantized",
             "float-quantized",
+            "nvfp4-pack-quantized",
+            "mxfp4-pack-quantized",
             "mixed-precision",
             "dense",
         )
@@ -209,8 +213,8 @@ class CompressedTensors:
         return cls(named_blocks(fields), named_bits(fields))
 
     def layer(self, module: Module) -> QuantizedLayer | None:
-        if module.find("weight_packed") is not None:
-            return self._packed(module)
+        if (packed := module.find("weight_packed")) is not None:
+            return float4_layer(module) if packed.dtype == "U8" else self._packed(module)
         if module.find("weight") is None:
             return None  # the scale of something else, such as that of a KV cache
         return scaled_layer(module, "weight_scale", self.blocks)
@@ -412,9 +416,13 @@ def _dynamic(fields: Fields) -> Iterator[tuple[re.Pattern[str], Gptq | None]]:
             yield compiled, Gptq._of_all(attrs.evolve(own, values={**fields.values, **own.values}))
 
 
-def _group_size(fields: Fields, default: int) -> int | None:
+def group_size_of(fields: Fields, default: int) -> int | None:
+    """Return the inputs of a group; None if all inputs of an output are one.
+
+    Raises:
+        ModelFileError: it is not a positive integer or -1.
+    """
     for name in ("group_size", "q_group_size"):
-        # All inputs of an output are one group.
         if fields.values.get(name) == -1:
             return None
         if name in fields:
@@ -426,13 +434,3 @@ def _check_index(module: Module, groups: Tensor, num_groups: int, part: str = "g
     if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
         got = f"{int(groups.min())} to {int(groups.max())}"
         raise module.wrong(part, f"of groups 0 to {num_groups - 1}", got)
-
-
-FORMATS: dict[str, Callable[[Fields], QuantizedFormat]] = {
-    "gptq": Gptq.of,
-    "awq": Awq.of,
-    "compressed-tensors": CompressedTensors.of,
-    "fp8": Fp8.of,
-    "bitsandbytes": BitsAndBytes.of,
-}
-"""By `quant_method` of `quantization_config`."""

@@ -145,16 +145,12 @@ def _multiplier(fields: Fields, name: str, bias: str) -> float:
 
 
 def _multipliers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
-    values = fields.values.get(name)
-    if values is None:
+    if fields.values.get(name) is None:
         return (1.0,) * count
-    if not isinstance(values, list) or len(values) != count or not all(map(_is_number, values)):
+    values = fields.numbers(name)
+    if len(values) != count:
         raise fields.wrong(name, f"a list of {count} numbers")
     return tuple(map(float, values))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _FALCON_NAMES = TensorNames(
@@ -335,9 +331,7 @@ def check_step_limit(fields: Fields) -> None:
         UnsupportedModel: there are some.
     """
     # Files have infinity as a number that JSON does not know, or as an object around it.
-    limits = fields.values.get("time_step_limit") or (0, math.inf)
-    numbers = [float(x["__float__"]) if isinstance(x, dict) and "__float__" in x else x for x in limits]
-    if numbers != [0, math.inf]:
+    if fields.values.get("time_step_limit") not in (None, [0, math.inf], [0, {"__float__": "Infinity"}]):
         raise unsupported(fields, "time_step_limit", "0 and infinity: steps are not limited")
 
 
