@@ -279,7 +279,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
         "0.25 s",
         "0.005 s",
     ),
-    "docs/scale.md": ("3 s", "5 seconds", "20 ms", "120 µs", "1.25 times"),
+    "docs/scale.md": ("3 s", "5 seconds", "30 s", "20 ms", "120 µs", "1.25 times"),
     "docs/scheduling.md": (
         "1 times",
         "1.5 times",
