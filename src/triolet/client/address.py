@@ -15,9 +15,8 @@ from triolet.errors import TrioletError
 
 SECURE: Final = {"ws": False, "http": False, "wss": True, "https": True}
 DEFAULT_PORTS: Final = {False: 80, True: 443}
-TLS_KEPT_S: Final = (
-    300.0  # that the system's certificates are not read again: that takes an event loop some 20 ms
-)
+# To read the system's certificates takes an event loop some 20 ms.
+TLS_KEPT_S: Final = 300.0
 
 
 class ServerError(TrioletError):
