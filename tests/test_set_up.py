@@ -1,13 +1,20 @@
-"""The set-up of `make` shows what pip does: a few lines for large downloads, and everything when pip fails."""
+"""The set-up of `make` shows what pip does: a few lines for large downloads, and everything when pip fails.
+
+What it installs, to the version, runs on every Python that triolet runs on.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import runpy
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from typing import Any, TextIO
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.source_tree import ROOT
 
@@ -50,3 +57,17 @@ def test_what_passes_is_shown_on_a_terminal_only() -> None:
 def test_a_pip_that_fails_is_quoted_and_its_status_returned(capfd: pytest.CaptureFixture[Any]) -> None:
     assert main(["--no-index", "no-such-distribution"]) != 0
     assert "No matching distribution found for no-such-distribution" in capfd.readouterr().err
+
+
+def test_each_package_of_the_set_up_allows_the_oldest_python_that_triolet_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    required = {
+        name: found.metadata["Requires-Python"] if "Requires-Python" in found.metadata else ""
+        for name, version in pins
+        for found in metadata.distributions(name=name)
+        if found.version == version
+    }
+    assert len(required) > 50
+    assert [name for name, allowed in required.items() if oldest not in SpecifierSet(allowed)] == []
