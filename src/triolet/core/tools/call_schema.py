@@ -122,9 +122,8 @@ def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
         one_of = kept.pop("oneOf")
         if "anyOf" not in kept:
             kept["anyOf"] = one_of
-        elif isinstance(
-            others := kept.get("allOf", []), list
-        ):  # anything else is refused where it is compiled
+        elif isinstance(others := kept.get("allOf", []), list):
+            # Anything else is refused where the schema is compiled.
             kept["allOf"] = [*others, {"anyOf": one_of}]
     return kept
 
