@@ -64,7 +64,7 @@ def test_each_package_of_the_set_up_allows_the_oldest_python_that_triolet_allows
     oldest = project["requires-python"].removeprefix(">=") + ".0"
     pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     required = {
-        name: found.metadata["Requires-Python"] if "Requires-Python" in found.metadata else ""
+        name: str(found.metadata.json.get("requires_python", ""))
         for name, version in pins
         for found in metadata.distributions(name=name)
         if found.version == version
