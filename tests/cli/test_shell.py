@@ -113,7 +113,7 @@ def test_the_manual_page_has_every_command_and_every_option(run: RUN, tmp_path: 
         options = [one for one in command.params if isinstance(one, click.Option)]
         assert [one.opts[0] for one in options if one.opts[0] not in section] == []
     requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
-    assert requests == {".TH", ".SH", ".SS", ".PP", ".TP", ".B"}
+    assert requests == {".TH", ".ad", ".SH", ".SS", ".PP", ".TP", ".B"}
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="needs groff")

@@ -413,7 +413,7 @@ def test_a_model_has_several_names_as_in_vllm() -> None:
         ({"gpu_memory_utilization": 1.5}, ConfigError),
         ({"pipeline_parallel_size": 2}, UnsupportedFeature),
         ({"fully_sharded_loras": True}, UnsupportedFeature),
-        ({"quantization": "modelopt"}, ConfigError),
+        ({"quantization": "torchao"}, ConfigError),
         ({"generation_config": "a/folder"}, ConfigError),
         ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, UnsupportedFeature),
         ({"speculative_config": {"model": "a/draft", "num_speculative_tokens": 3}}, UnsupportedFeature),

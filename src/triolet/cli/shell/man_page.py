@@ -16,6 +16,7 @@ def man_page(program: click.Group) -> str:
     context = click.Context(program, info_name="triolet")
     lines = [
         f'.TH TRIOLET 1 "" "triolet {__version__}" "User Commands"',
+        ".ad l",  # names of options are long and are not broken: full lines would have gaps
         ".SH NAME",
         _roff("triolet - " + program.get_short_help_str(200).rstrip(".").lower()),
         ".SH SYNOPSIS",
