@@ -497,6 +497,18 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {f"p{share}": round(values[place], 1) for share, place in places.items()}
 
 
+def run_until_told(works: Sequence[Callable[[], None]], is_over: threading.Event) -> None:
+    """Run each in a thread; say that they are ready, and set `is_over` when stdin has a line."""
+    print("ready", flush=True)
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    sys.stdin.readline()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+
+
 def sleep_on_each_core() -> dict[str, float]:
     """Sleep until stdin has a line; return how late each sleep ended, ms, on the core where that was later."""
     late: dict[int, list[float]] = {core: [] for core in os.sched_getaffinity(0)}
@@ -509,14 +521,7 @@ def sleep_on_each_core() -> dict[str, float]:
             time.sleep(SLEEP_S)
             late[core].append(1e3 * (time.perf_counter() - began - SLEEP_S))
 
-    print("ready", flush=True)
-    threads = [threading.Thread(target=sleep, args=(core,)) for core in late]
-    for thread in threads:
-        thread.start()
-    sys.stdin.readline()
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    run_until_told([partial(sleep, core) for core in late], is_over)
     return percentiles(max(late.values(), key=max))
 
 
@@ -546,14 +551,7 @@ def watch(port: int) -> dict[str, Any]:
                 texts.append(repr(error))
             durations.append(1e3 * (time.perf_counter() - began))
 
-    print("ready", flush=True)
-    threads = [threading.Thread(target=work) for work in (ask, chat)]
-    for thread in threads:
-        thread.start()
-    sys.stdin.readline()
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    run_until_told([ask, chat], is_over)
     return {
         "health_ms": percentiles(latencies),
         "num_health": len(latencies),
