@@ -174,21 +174,18 @@ def test_weights_are_bit_for_bit_those_that_the_integers_and_scales_stand_for(
             assert torch.equal(found.read_packed(tensor).dequantize(), weight)
 
 
-def test_modules_of_gptq_may_have_settings_of_their_own(tmp_path: Path) -> None:
+def check_settings_of_modules(tmp_path: Path, writer: Callable[..., Any], section: dict[str, Any]) -> None:
+    """Check a folder of 4 bits in groups of 32, with down projections of 8 in one group and plain value projections.
+
+    Args:
+        writer: of a format, by bits and the size of a group.
+        section: says so of these modules.
+    """
     plain, wide, quantized = tmp_path / "plain", tmp_path / "wide", tmp_path / "quantized"
     shutil.copytree(plain_model("llama-plain"), plain)
     shutil.copytree(plain, wide)
-    # Down projections have 8 bits and one group; values stay what they are.
-    section = of_modules(
-        {
-            "lm_head": {},
-            r"-:.*\.v_proj": {},
-            r".*\.v_proj": {"bits": 3},  # the first pattern that fits counts
-            r"+:.*\.mlp\.down": {"bits": 8, "group_size": -1},
-        }
-    )
-    write_folders(plain, quantized, writers.gptq(4, 32), section)
-    write_folders(wide, tmp_path / "wide-quantized", writers.gptq(8, -1), section, seed=1)
+    write_folders(plain, quantized, writer(4, 32), section)
+    write_folders(wide, tmp_path / "wide-quantized", writer(8, -1), section, seed=1)
     wanted, other = load_file(plain / "model.safetensors"), load_file(wide / "model.safetensors")
     stored, in_eight = (
         load_file(folder / "model.safetensors") for folder in (quantized, tmp_path / "wide-quantized")
@@ -206,10 +203,20 @@ def test_modules_of_gptq_may_have_settings_of_their_own(tmp_path: Path) -> None:
         assert torch.equal(found.read(name), (other if ".down_proj." in name else wanted)[name]), name
 
 
+def test_modules_of_gptq_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    # Down projections have 8 bits and one group; values stay what they are.
+    section = of_modules(
+        {
+            "lm_head": {},
+            r"-:.*\.v_proj": {},
+            r".*\.v_proj": {"bits": 3},  # the first pattern that fits counts
+            r"+:.*\.mlp\.down": {"bits": 8, "group_size": -1},
+        }
+    )
+    check_settings_of_modules(tmp_path, writers.gptq, section)
+
+
 def test_modules_of_auto_round_may_have_settings_of_their_own(tmp_path: Path) -> None:
-    plain, wide, quantized = tmp_path / "plain", tmp_path / "wide", tmp_path / "quantized"
-    shutil.copytree(plain_model("llama-plain"), plain)
-    shutil.copytree(plain, wide)
     section = {
         **AUTO_ROUND,
         "packing_format": "auto_round",
@@ -221,23 +228,7 @@ def test_modules_of_auto_round_may_have_settings_of_their_own(tmp_path: Path) ->
             r".*\.v_proj.*": {"bits": 16, "data_type": "fp"},
         },
     }
-    write_folders(plain, quantized, writers.auto_round(4, 32), section)
-    write_folders(wide, tmp_path / "wide-quantized", writers.auto_round(8, -1), section, seed=1)
-    wanted, other = load_file(plain / "model.safetensors"), load_file(wide / "model.safetensors")
-    stored, in_eight = (
-        load_file(folder / "model.safetensors") for folder in (quantized, tmp_path / "wide-quantized")
-    )
-    for name in [name for name in stored if ".down_proj." in name]:
-        stored[name] = in_eight[name]
-    for name in [name for name in wanted if ".v_proj." in name]:
-        module = name.removesuffix(".weight")
-        stored = {key: tensor for key, tensor in stored.items() if not key.startswith(module)}
-        stored[name] = wanted[name]
-    save_file(stored, quantized / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((quantized / "config.json").read_text())
-    found = open_quantized(Checkpoint.open(quantized), config, quantized)
-    for name in wanted:
-        assert torch.equal(found.read(name), (other if ".down_proj." in name else wanted)[name]), name
+    check_settings_of_modules(tmp_path, writers.auto_round, section)
 
 
 async def tokens_of(folder: Path, runner: str = "inline", **fields: Any) -> list[tuple[int, ...]]:
