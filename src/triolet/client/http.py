@@ -182,7 +182,7 @@ async def connect(address: ServerAddress) -> trio.abc.Stream:
 
 
 def _probe(sock: trio.socket.SocketType) -> None:
-    """Have the system break a connection whose other end has vanished."""
+    """Have the system break a connection when its other end has vanished."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Not every system has all of them.
     for name, value in (

@@ -44,7 +44,7 @@ class Answer:
     Args:
         request: that is answered.
         send: to the client.
-        follower: of its events; None if it is no stream, or one whose events are not known.
+        follower: of its events; None if it is no stream, or its events are not known.
         homes: of all clients' responses.
         home: of the response that the request is about; None if any engine will do.
     """

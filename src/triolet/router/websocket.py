@@ -115,7 +115,7 @@ class RoutedTurn:
 
     @property
     def wanted_id(self) -> object:
-        """Id of the response whose engine alone has what the turn needs; None if any will do."""
+        """Id of the response that binds the turn to its engine; None if any engine will do."""
         is_resume = self.payload.get("type") == "response.resume"
         return self.payload.get("response_id" if is_resume else "previous_response_id")
 

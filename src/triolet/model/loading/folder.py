@@ -146,7 +146,7 @@ class _Folder:
 
     @property
     def _token_ids(self) -> tuple[int, int] | None:
-        """Ids of the tokens whose logits are the classes, if the pooler scores by them."""
+        """Ids of the tokens that stand for the classes, if the pooler scores by their logits."""
         tokens = None if self.pooling is None else self.pooling.classifier_tokens
         return classifier_token_ids(self.path, tokens) if tokens else None
 

@@ -46,7 +46,7 @@ class LoadOptions:
         quantization: `int8` or `int4` rounds the weights while they are read, `int8-activations` the activations; the
             method of quantised files is checked.
         convert: what the model is made into, such as `embed`.
-        classifier_from_token: the two tokens whose logits are the classes.
+        classifier_from_token: the two tokens that stand for the classes: their logits are the scores.
         adapter_limits: of LoRA adapters; None for a model without them.
         weights_cache: folder of packed weights; None for none.
         calibration: whether the machine is measured.

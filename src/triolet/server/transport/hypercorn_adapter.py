@@ -462,7 +462,7 @@ class _Http11(H11Protocol):
 
 
 class _TellingContinue:
-    """ASGI app for a request whose client waits until it is told to send the body: that is when the app asks for it.
+    """ASGI app for a request with `Expect: 100-continue`: the client is told to send the body when the app asks for it.
 
     Args:
         app: what answers.
