@@ -20,6 +20,7 @@ from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.tiny import make_model
 from triolet import EngineConfig, RequestOutputKind, SamplingParams
 from triolet.kernels.cpu import library
+from triolet.model import loading
 from triolet.nano import PATH
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
@@ -56,7 +57,7 @@ async def test_every_runner_gives_the_tokens_of_transformers(
 ) -> None:
     if not is_compiled:
         monkeypatch.setenv("TRIOLET_CPU_TARGET", "off")
-        for module in (library, runner):  # this process has loaded them already
+        for module in (library, loading.decoder, loading.runner):  # this process has loaded them already
             monkeypatch.setattr(module, "kernels", lambda: None)
     async with triolet.open_engine(config_of(folder), runner=runner) as engine:
         output = await engine.complete(PROMPT, GREEDY)
