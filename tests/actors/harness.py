@@ -41,6 +41,8 @@ class LetterTokenizer:
             raise Panic("in foreign code")
         if not isinstance(message.prompt, str):
             raise InvalidPrompt("prompt must be text here", field="prompt")
+        if message.max_tokens is not None and len(message.prompt) > message.max_tokens:
+            return Tokenized(message.prompt, (), (), num_unlisted=len(message.prompt))
         return Tokenized(message.prompt, tuple((ord(char) - 65) % VOCAB for char in message.prompt), ())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

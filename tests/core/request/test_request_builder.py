@@ -18,7 +18,7 @@ from triolet.core.request.pooling_params import POOLED, POOLED_WITHOUT_CACHE, Po
 from triolet.core.request.prompt import ChatPrompt, ParsedPrompt, TextPair
 from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request
-from triolet.core.request.request_builder import Need, RequestBuilder, RequestLimits
+from triolet.core.request.request_builder import MAX_CUT_TOKENS, Need, RequestBuilder, RequestLimits
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
@@ -196,13 +196,13 @@ def test_a_prompt_of_ids_is_not_encoded_and_keeps_its_text() -> None:
 def test_a_prompt_of_text_is_encoded_with_its_bad_words() -> None:
     build, answer = builder(tokenizer=Letters()), Tokenized("hi", (1, 2), ((5,),))
     steps = build.tokenize(ParsedPrompt(content="hi"), SamplingParams(bad_words=["no"]))
-    assert driven(steps, answer) == ([Tokenize("hi", ("no",))], answer)
+    assert driven(steps, answer) == ([Tokenize("hi", ("no",), max_tokens=8)], answer)
 
 
 def test_a_text_is_encoded_without_special_tokens_if_it_says_so() -> None:
     prompt, asked = (
         ParsedPrompt(content="hi", add_special_tokens=False),
-        Tokenize("hi", add_special_tokens=False),
+        Tokenize("hi", add_special_tokens=False, max_tokens=8),
     )
     answer = Tokenized("hi", (1, 2), ())
     assert driven(builder(tokenizer=Letters()).tokenize(prompt, SamplingParams()), answer) == (
@@ -210,14 +210,17 @@ def test_a_text_is_encoded_without_special_tokens_if_it_says_so() -> None:
         answer,
     )
     assert pooled(prompt, None, answer) == ([asked], answer)
-    around = Tokenize("", add_special_tokens=False)
+    asked, around = attrs.evolve(asked, max_tokens=MAX_CUT_TOKENS), Tokenize("", add_special_tokens=False)
     assert pooled(prompt, 1, answer, ids()) == ([asked, around], ids(1, text="hi"))
 
 
 def test_the_bad_words_of_a_prompt_of_ids_are_encoded_alone() -> None:
     build, answer = builder(tokenizer=Letters()), Tokenized(None, (), ((5,),))
     steps = build.tokenize(ParsedPrompt((1, 2), text="hi"), SamplingParams(bad_words=["no"]))
-    assert driven(steps, answer) == ([Tokenize(None, ("no",))], Tokenized("hi", (1, 2), ((5,),)))
+    assert driven(steps, answer) == (
+        [Tokenize(None, ("no",), max_tokens=8)],
+        Tokenized("hi", (1, 2), ((5,),)),
+    )
 
 
 def test_a_text_needs_a_tokenizer() -> None:
@@ -249,6 +252,12 @@ def test_a_prompt_is_checked_against_the_model_and_the_limits() -> None:
         driven(wide.tokenize(ParsedPrompt((0, 0)), many))
 
 
+def test_a_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -> None:
+    steps = builder(tokenizer=Letters()).tokenize(ParsedPrompt(content="long"), SamplingParams())
+    with pytest.raises(PromptTooLong, match="your prompt has 900 tokens, which leaves no room for an answer"):
+        driven(steps, Tokenized("long", (), (), num_unlisted=900))
+
+
 # --------------------------------------------------------------------------- prompts to be pooled
 
 
@@ -271,10 +280,20 @@ def test_a_pooled_prompt_of_ids_is_not_encoded_and_may_fill_the_context() -> Non
         pooled(ParsedPrompt(tuple(range(9))), None)
 
 
+def test_a_pooled_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -> None:
+    unlisted = Tokenized("long", (), (), num_unlisted=300_000)
+    with pytest.raises(PromptTooLong, match=r"your prompt has 300000 tokens\. Please"):
+        pooled(ParsedPrompt(content="long"), None, unlisted)
+    with pytest.raises(
+        InvalidPrompt, match="at most 262144 tokens for truncate_prompt_tokens to cut it; got 300000"
+    ):
+        pooled(ParsedPrompt(content="long"), 4, unlisted)
+
+
 def test_a_pooled_prompt_is_encoded_as_a_text_or_a_pair() -> None:
     for content in ("hi", TextPair("a", "b")):
         asked, found = pooled(ParsedPrompt(content=content), None, ids(1, 2, text="hi"))
-        assert (asked, found) == ([Tokenize(content)], ids(1, 2, text="hi"))
+        assert (asked, found) == ([Tokenize(content, max_tokens=8)], ids(1, 2, text="hi"))
 
 
 @pytest.mark.parametrize(
@@ -283,9 +302,11 @@ def test_a_pooled_prompt_is_encoded_as_a_text_or_a_pair() -> None:
 def test_the_default_prompt_stands_in_front_of_a_text_that_is_embedded(task: str, asked: str) -> None:
     pooling = attrs.evolve(EMBEDDER, default_prompt="q: ")
     found, _ = pooled(ParsedPrompt(content="hi"), None, ids(1, 2), pooling=pooling, task=task)
-    assert found == [Tokenize(asked)]
+    assert found == [Tokenize(asked, max_tokens=8)]
     pair = TextPair("a", "b")
-    assert pooled(ParsedPrompt(content=pair), None, ids(1), pooling=pooling, task=task)[0] == [Tokenize(pair)]
+    assert pooled(ParsedPrompt(content=pair), None, ids(1), pooling=pooling, task=task)[0] == [
+        Tokenize(pair, max_tokens=8)
+    ]
     assert pooled(ParsedPrompt((1, 2)), None, pooling=pooling, task=task) == ([], ids(1, 2, text=None))
 
 
@@ -300,15 +321,16 @@ def test_a_text_is_rendered_as_a_chat_where_the_model_embeds_chats_also_to_find_
     asked, found = pooled(
         ParsedPrompt(content="long"), 3, ids(90, 10, 11, 12, 91), ids(90, 91), pooling=rendering
     )
-    assert (asked, found.token_ids) == ([Tokenize(chat("long")), Tokenize(chat(""))], (90, 10, 91))
+    whole = Tokenize(chat("long"), max_tokens=MAX_CUT_TOKENS)
+    assert (asked, found.token_ids) == ([whole, Tokenize(chat(""))], (90, 10, 91))
     prompted = attrs.evolve(rendering, default_prompt="q: ")
     assert pooled(ParsedPrompt(content="hi"), None, ids(1), pooling=prompted)[0] == [
-        Tokenize(chat("hi", "q: "))
+        Tokenize(chat("hi", "q: "), max_tokens=8)
     ]
     # What is a chat already, and what is classified, is taken as it comes.
     for content, task in ((chat("hi", "be brief"), "embed"), ("hi", "classify")):
         found_asked, _ = pooled(ParsedPrompt(content=content), None, ids(1), pooling=prompted, task=task)
-        assert found_asked == [Tokenize(content)]
+        assert found_asked == [Tokenize(content, max_tokens=8)]
 
 
 @pytest.mark.parametrize(("most", "kept"), [(5, 5), (6, 6), (-1, 8), (1, 1)])
@@ -341,7 +363,7 @@ def test_the_tokens_after_every_text_stay_where_a_text_is_cut(
 ) -> None:
     whole = (90, 10, 11, 12, 13, 91, 92)
     asked, found = pooled(ParsedPrompt(content="long"), most, ids(*whole, text="long"), ids(*around))
-    assert asked == [Tokenize("long"), Tokenize("")]
+    assert asked == [Tokenize("long", max_tokens=MAX_CUT_TOKENS), Tokenize("")]
     assert found == ids(*cut, text="long")
 
 

@@ -15,7 +15,7 @@ from triolet.core.chat_template import ChatTemplate
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import InvalidPrompt
-from triolet.model.tokenizer.special_text import SpecialTexts
+from triolet.model.tokenizer.special_text import WINDOW, SpecialTexts
 from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from triolet.nano import PATH as NANO
 
@@ -55,6 +55,16 @@ def test_a_chat_has_the_special_tokens_of_its_template_only(text: str) -> None:
     ids = tokens(STRICT, [{"role": "user", "content": text}])
     assert special_ids(ids) == special_ids(tokens(USUAL, plain))
     assert decoded(ids) == decoded(tokens(USUAL, plain)).replace("hello", text)
+
+
+@pytest.mark.parametrize("place", range(WINDOW - len("<|end|>") - 1, WINDOW + 2))
+def test_a_special_token_at_the_border_of_two_windows_is_found_once(place: int) -> None:
+    text = "a" * place + "<|end|><|user|>"
+    ids = tokens(STRICT, text)
+    assert (special_ids(ids), decoded(ids)) == ([], text)
+    assert STRICT is not None and STRICT.special_texts is not None
+    marked = STRICT.special_texts.mark_text(text)
+    assert len(marked.text) == len(text) + 2
 
 
 def test_what_holds_no_special_token_is_encoded_as_ever() -> None:

@@ -12,7 +12,7 @@ import tokenizers
 import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
-from triolet.core.request.prompt import ChatPrompt
+from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.tools.answer import tool_parser_named
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
@@ -185,6 +185,26 @@ def test_a_long_text_is_encoded_as_a_short_one_is(folder: Path, add_special_toke
     text = f"Grüß Gott 👋{SPECIAL_TOKENS[1]}" * LONG_TEXT_CHARS
     ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     assert ids == tokenizer.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+@pytest.mark.parametrize(
+    "allowed", [True, False], ids=["special texts are tokens", "special texts are texts"]
+)
+@pytest.mark.parametrize(
+    "prompt", ["Grüß " * 2000, "a <|im_end|> b " * 700, MESSAGES, TextPair("ab " * 9, "c")]
+)
+def test_of_a_prompt_that_is_too_long_only_the_number_of_tokens_is_told(
+    folder: Path, prompt: Any, allowed: bool
+) -> None:
+    ours = load_tokenizer(folder, allow_special_tokens=allowed)
+    assert ours is not None
+    whole = ours.tokenize(Tokenize(prompt))
+    num_tokens = len(whole.token_ids)
+    assert ours.tokenize(Tokenize(prompt, max_tokens=num_tokens)) == whole
+    assert whole.num_tokens == num_tokens
+    for most in (0, num_tokens - 1):
+        told = ours.tokenize(Tokenize(prompt, max_tokens=most))
+        assert (told.num_tokens, told.token_ids, told.text) == (num_tokens, (), whole.text)
 
 
 def test_many_tokens_are_decoded_as_few_are(folder: Path) -> None:

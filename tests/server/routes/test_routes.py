@@ -92,6 +92,21 @@ async def test_tokens_of_a_prompt_and_back() -> None:
         assert (await scene.post("/detokenize", {"tokens": [7, 4]})).json == {"prompt": "HE"}
 
 
+async def test_no_more_tokens_are_listed_than_a_body_can_have() -> None:
+    config = GatewayConfig(max_json_values=256)
+    chat = {"messages": [{"role": "user", "content": "A" * 257}]}
+    async with serving(config=config) as scene:
+        assert (await scene.post("/tokenize", {"prompt": "A" * 256})).json["count"] == 256
+        for field, body in (("prompt", {"prompt": "A" * 257}), ("messages", chat)):
+            answer = await scene.post("/tokenize", body)
+            assert answer.error == (400, "invalid_value", field)
+            assert answer.json["error"]["message"] == (
+                f"{field} must be no longer than 256 tokens (--max-json-values); got one of 257"
+            )
+        counted = await scene.post("/v1/responses/input_tokens", {"input": "A" * 257})
+        assert counted.json["input_tokens"] == 257
+
+
 class BeginningTokenizer(ChatTokenizer):
     """Puts Z before a text, and before a chat where that is asked for."""
 

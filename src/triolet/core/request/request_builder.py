@@ -109,6 +109,10 @@ class RequestLimits:
 Need = Tokenize | StructuredOutputsParams
 """Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
 
+# Longest text that `truncate_prompt_tokens` cuts, tokens: the list of its ids is made by one call, which holds the GIL
+# for 25 ns a token.
+MAX_CUT_TOKENS = 2**18
+
 TAIL_TOKENS = 64  # of a prompt: mostly enough for the mark that begins reasoning, and what comes after it
 NEVER = float("inf")
 
@@ -212,7 +216,19 @@ class RequestBuilder:
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            tokenized = yield from self._encoded(Tokenize(content, add_special_tokens=adds))
+            longest = info.max_model_len if most_tokens is None else max(info.max_model_len, MAX_CUT_TOKENS)
+            tokenized = yield from self._encoded(
+                Tokenize(content, add_special_tokens=adds, max_tokens=longest)
+            )
+            if tokenized.num_unlisted and most_tokens is None:
+                raise PromptTooLong(tokenized.num_tokens, info.max_model_len, has_answer=False)
+            if tokenized.num_unlisted:
+                raise InvalidPrompt(
+                    f"prompt must have at most {longest} tokens for truncate_prompt_tokens to cut it; got "
+                    f"{tokenized.num_tokens}",
+                    field="prompt",
+                    got=tokenized.num_tokens,
+                )
         most = info.max_model_len if most_tokens == -1 else most_tokens
         if most is not None and (num_cut := len(tokenized.token_ids) - most) > 0 and keeps_end:
             # The second text of a pair moves with the tokens.
@@ -249,15 +265,22 @@ class RequestBuilder:
         """
         if isinstance(prompt.content, TextPair):
             raise InvalidPrompt("text_pair must be left out: an answer continues one text", field="text_pair")
+        info = self._info
         if prompt.token_ids is not None and not params.bad_words:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            tokenized = yield from self._encoded(
-                Tokenize(prompt.content, params.bad_words, add_special_tokens=prompt.add_special_tokens)
+            message = Tokenize(
+                prompt.content,
+                params.bad_words,
+                add_special_tokens=prompt.add_special_tokens,
+                max_tokens=info.max_model_len,
             )
+            tokenized = yield from self._encoded(message)
+            if tokenized.num_unlisted:
+                raise PromptTooLong(tokenized.num_tokens, info.max_model_len)
             if prompt.token_ids is not None:
                 tokenized = attrs.evolve(tokenized, text=prompt.text, token_ids=prompt.token_ids)
-        info, token_ids = self._info, tokenized.token_ids
+        token_ids = tokenized.token_ids
         check_prompt(token_ids, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         self._limits.check_prompt(params, len(token_ids), info.vocab_size)
         return tokenized

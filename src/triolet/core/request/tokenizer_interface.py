@@ -55,6 +55,8 @@ class Tokenize:
     marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
     # False to leave out the special tokens that the tokenizer puts around a text; a chat says it in `ChatPrompt`.
     add_special_tokens: bool = True
+    # Longest prompt whose ids are wanted, tokens; of a longer one the number is told. None for no limit.
+    max_tokens: int | None = None
 
 
 @attrs.frozen
@@ -67,3 +69,9 @@ class Tokenized:
     marks_token_ids: tuple[tuple[int, ...], ...] = ()  # ids of each mark
     # Position of the first token of the type that marks the second text of a pair; None for no such token.
     token_type_start: int | None = None
+    num_unlisted: int = 0  # tokens of a prompt longer than `Tokenize.max_tokens`, whose `token_ids` are empty
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt, tokens."""
+        return len(self.token_ids) + self.num_unlisted

@@ -12,7 +12,7 @@ encoded behind a special token, the *anchor*, which is taken away again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,9 @@ from triolet.errors import InvalidPrompt
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
 
 _PROBE = "a"
+
+WINDOW = 2**16
+"""Characters that are searched at once: a search holds the GIL, and so long a one for a millisecond."""
 
 Encode = Callable[[str], list[int]]
 """Encoder of one text, without the special tokens around a prompt."""
@@ -64,6 +67,7 @@ class SpecialTexts:
         texts = sorted({token.content for token in special if len(token.content) > 1}, key=len, reverse=True)
         # A look-ahead, so that special tokens that overlap are found, too.
         self._found = re.compile(f"(?=({'|'.join(map(re.escape, texts))}))") if texts else None
+        self._longest = len(texts[0]) if texts else 0  # characters
         # One that takes away no space beside it.
         self._anchor = next((one.content for one in special if not (one.lstrip or one.rstrip)), None)
         # What the tokenizer puts around texts is seen around this one.
@@ -135,17 +139,29 @@ class SpecialTexts:
     def _behind_anchor(self, part: str, encode: Encode) -> list[int]:
         return encode(part) if self._anchor is None else encode(self._anchor + part)[1:]
 
+    def _places(self, text: str) -> Iterator[int]:
+        """Yield where special tokens begin in a text."""
+        if self._found is None:
+            return
+        for start in _window_starts(text):
+            end = start + WINDOW
+            for match in self._found.finditer(text, start, end + self._longest - 1):
+                if match.start() < end:  # else the next window's
+                    yield match.start()
+
     def _mark_for(self, texts: Iterable[str]) -> str | None:
         """Return a character that is in none of these texts; None if they hold no special token."""
-        found, kept = self._found, list(texts)
-        if found is None or not any(map(found.search, kept)):
+        kept = list(texts)
+        if not any(True for text in kept for _ in self._places(text)):
             return None
-        used = set().union(*kept)
+        used: set[str] = set()
+        for text in kept:
+            for start in _window_starts(text):
+                used.update(text[start : start + WINDOW])
         return next(char for char in map(chr, _PRIVATE_USE) if char not in used)
 
     def _marked(self, text: str, mark: str) -> str:
-        assert self._found is not None, "`_mark_for` gives no mark without special tokens"
-        places = [match.start() + 1 for match in self._found.finditer(text)]
+        places = [place + 1 for place in self._places(text)]
         parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
         return mark.join(parts)
 
@@ -168,6 +184,10 @@ def _around(ids: Sequence[int], text_ids: Sequence[int]) -> tuple[list[int], lis
     size = len(text_ids)
     place = next(place for place in range(len(ids)) if list(ids[place : place + size]) == list(text_ids))
     return list(ids[:place]), list(ids[place + size :])
+
+
+def _window_starts(text: str) -> range:
+    return range(0, len(text), WINDOW)
 
 
 def _texts(value: Any) -> Iterable[str]:

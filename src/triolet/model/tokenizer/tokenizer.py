@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -130,23 +130,26 @@ class TextTokenizer:
             return self.render(ChatPrompt(messages=hello, chat_template_kwargs={switch: True}))
         return ""
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Encode a text, with or without the special tokens that the model wants around a prompt."""
+    def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
+        """Encode a text, with or without the special tokens that the model wants around a prompt.
+
+        Args:
+            max_tokens: longest result whose ids are wanted; a longer one has as many zeros.
+        """
         if len(text) < LONG_TEXT_CHARS:
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
         else:  # `encode` holds the GIL for its whole length and would delay the tokens of all requests
             [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        return _ids(encoding, max_tokens)
 
-    def _encode_marked(self, marked: MarkedText, *, add_special_tokens: bool) -> list[int]:
+    def _encode_marked(
+        self, marked: MarkedText, *, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]:
         """Encode a text whose special tokens are marked."""
         if marked.mark is None or self.special_texts is None:
-            return self.encode(marked.text, add_special_tokens=add_special_tokens)
-        return self.special_texts.encode(marked, self._encode_plain, add_special_tokens=add_special_tokens)
-
-    def _encode_plain(self, text: str) -> list[int]:
-        return self.encode(text, add_special_tokens=False)
+            return self.encode(marked.text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
+        encode = partial(self.encode, add_special_tokens=False, max_tokens=max_tokens)
+        return self.special_texts.encode(marked, encode, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decode token ids; ids without a token (padding of the vocabulary) have no text."""
@@ -200,30 +203,36 @@ class TextTokenizer:
     def tokenize(self, message: Tokenize) -> Tokenized:
         """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model by default."""
         token_type_start: int | None = None
-        special = self.special_texts
+        special, most = self.special_texts, message.max_tokens
         match message.prompt:
             case None:
                 text, token_ids = None, []
             case str(text):
                 _check_unicode("prompt", text)
                 marked = MarkedText(text) if special is None else special.mark_text(text)
-                token_ids = self._encode_marked(marked, add_special_tokens=message.add_special_tokens)
+                token_ids = self._encode_marked(
+                    marked, add_special_tokens=message.add_special_tokens, max_tokens=most
+                )
             case TextPair():
-                text, token_ids, token_type_start = self._joined(message.prompt)
+                text, token_ids, token_type_start = self._joined(message.prompt, most)
             case messages:
                 chat = MarkedChat(messages) if special is None else special.mark_chat(messages)
                 marked = MarkedText(self.render(chat.prompt), chat.mark)
                 text = marked.unmarked
                 _check_unicode("prompt", text)
                 adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
-                token_ids = self._encode_marked(marked, add_special_tokens=adds)
+                token_ids = self._encode_marked(marked, add_special_tokens=adds, max_tokens=most)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         bad_words = self.encode_bad_words(message.bad_words)
+        if most is not None and len(token_ids) > most:
+            return Tokenized(text, (), bad_words, marks, num_unlisted=len(token_ids))
         return Tokenized(text, tuple(token_ids), bad_words, marks, token_type_start)
 
-    def _joined(self, pair: TextPair) -> tuple[str, list[int], int | None]:
+    def _joined(self, pair: TextPair, max_tokens: int | None) -> tuple[str, list[int], int | None]:
         """Encode two texts to one prompt, with the special tokens that the model wants around them.
 
+        Args:
+            max_tokens: see `encode`.
         Returns:
             A text for display, the token ids, and the position of the first token of type 1.
         """
@@ -232,9 +241,12 @@ class TextTokenizer:
         shown = f"{pair.text} {pair.text_pair}"
         if (special := self.special_texts) is not None:
             first, second = special.mark_text(pair.text), special.mark_text(pair.text_pair)
-            return shown, *special.encode_pair(first, second, self._encode_plain)
+            encode = partial(self.encode, add_special_tokens=False, max_tokens=max_tokens)
+            return shown, *special.encode_pair(first, second, encode)
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
+        if max_tokens is not None and len(encoding) > max_tokens:
+            return shown, _ids(encoding, max_tokens), None
         types = encoding.type_ids
         return shown, encoding.ids, types.index(1) if 1 in types else None
 
@@ -277,6 +289,17 @@ class TextTokenizer:
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 sequences[spaced] = None
         return tuple(sequences)
+
+
+def _ids(encoding: tokenizers.Encoding, max_tokens: int | None) -> list[int]:
+    """Return the ids of an encoding; as many zeros if there are more than `max_tokens`.
+
+    The list of ids is made by one call, which holds the GIL for 25 ns a token: text of 4 MiB may have millions.
+    """
+    if max_tokens is not None and len(encoding) > max_tokens:
+        return [0] * len(encoding)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _check_unicode(field: str, text: str) -> None:

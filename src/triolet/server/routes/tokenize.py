@@ -96,16 +96,24 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     tokenizer = _tokenizer(context, body.model)
-    message = Tokenize(body.content(), add_special_tokens=body.add_special_tokens is not False)
+    most = (
+        context.config.max_json_values
+    )  # what a body can have, so that the tokens can be sent back as a prompt
+    message = Tokenize(
+        body.content(), add_special_tokens=body.add_special_tokens is not False, max_tokens=most
+    )
+    field = "messages" if body.messages is not None else "prompt"
     try:
         tokenized = await _in_thread(partial(tokenizer.tokenize, message))
     except Exception as error:
         said = of_exception(error)
-        # The engine names its own field for both.
-        said.param = "messages" if body.messages is not None else "prompt"
+        said.param = field  # the engine names its own field for both
         raise said from error
+    if tokenized.num_unlisted:
+        rule = f"no longer than {most} tokens (--max-json-values)"
+        raise WireError(f"{field} must be {rule}; got one of {tokenized.num_tokens}", param=field)
     answer: dict[str, Any] = {
-        "count": len(tokenized.token_ids),
+        "count": tokenized.num_tokens,
         "max_model_len": context.engine.max_model_len,
         "tokens": tokenized.token_ids,
         "token_strs": None,
@@ -136,10 +144,10 @@ async def input_tokens(request: Request) -> Response:
     )
     try:
         content = parse_prompt(prompt).content
-        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content)))
+        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content, max_tokens=0)))
     except InvalidRequest as error:
         raise body.refusal(error) from error
-    return await _json_response({"object": "response.input_tokens", "input_tokens": len(tokenized.token_ids)})
+    return await _json_response({"object": "response.input_tokens", "input_tokens": tokenized.num_tokens})
 
 
 async def detokenize(request: Request) -> Response:
