@@ -427,7 +427,7 @@ def attacks() -> dict[str, Attack]:
         "metrics": lambda client: (client.request("GET", "/metrics"), None)[1],
         "tokenize": post("/tokenize", {"model": MODEL, "prompt": "hello " * 600_000}),
         # a digit is a token, and so many are listed
-        "tokenize-listed": post("/tokenize", {"model": MODEL, "prompt": "7" * 262_144}),
+        "tokenize as many as are listed": post("/tokenize", {"model": MODEL, "prompt": "7" * 262_144}),
         "detokenize": post("/detokenize", {"model": MODEL, "tokens": [1] * 200_000}),
     }
     return found

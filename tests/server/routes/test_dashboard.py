@@ -1,4 +1,4 @@
-"""The dashboard and the alerts in docs/ ask Prometheus for what the server exports."""
+"""The dashboard and the alerts in docs/ ask Prometheus for what servers and routers export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from trio.testing import MockClock
 
 from tests.server.routes.harness import HELLO, serving
 from tests.source_tree import ROOT
+from triolet.client.address import ServerAddress
 from triolet.config.server import GatewayConfig
+from triolet.router.service import Router
 
 DASHBOARD = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
@@ -36,14 +38,15 @@ ASKED = (
 
 @asynccontextmanager
 async def exported() -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-    """The text of /metrics after a request, and the collectors by the names of their series."""
+    """The text of /metrics after a request, and collectors of a server and a router by the names of their series."""
+    router = Router([ServerAddress.of("engine:1")], GatewayConfig())
     async with serving(config=GatewayConfig(api_keys=("key",))) as scene:
         headers = {"Authorization": "Bearer key"}
         await scene.post("/v1/chat/completions", {**HELLO, "max_tokens": 3}, headers=headers)
         await scene.get("/v1/models")  # refused
         text = (await scene.get("/metrics")).body.decode()
         context = scene.app.state.context
-        registries = (context.metrics.registry, context.gateway_metrics.registry)
+        registries = (context.metrics.registry, context.gateway_metrics.registry, router._metrics.registry)
         yield text, {name: one for each in registries for name, one in each._names_to_collectors.items()}
 
 
@@ -70,7 +73,7 @@ def test_every_label_of_a_legend_is_one_that_the_query_keeps() -> None:
 
 
 def test_the_gateway_and_the_restarts_are_on_the_dashboard() -> None:
-    assert len(ALERTS) > 3  # found in the page's table
+    assert len(ALERTS) > 5  # found in the page's table
     asked = {name for query in QUERIES for name in re.findall(r"triolet:(\w+)", query)}
     assert set(ASKED) <= asked
 
