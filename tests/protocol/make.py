@@ -11,6 +11,7 @@ from triolet import SamplingParams
 from triolet.core.output.outputs import CompletionOutput, Logprob, RequestOutput
 from triolet.core.request.request import FinishReason, RequestMetrics
 from triolet.core.tools import ToolPlan
+from triolet.protocol.json.encoding import encode
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import CreateResponse
 from triolet.protocol.responses.response import ResponseBuilder
@@ -74,7 +75,7 @@ def assert_valid(event: Event) -> None:
     """The SDK's own class for its type takes it; the SDK itself would let anything pass."""
     if event["type"] == "response.steer.failed":  # gives back what came, which no class can have foreseen
         event = {**event, "steer": {**event["steer"], "input": ""}}
-    _CLASSES[event["type"]].model_validate(event)
+    _CLASSES[event["type"]].model_validate_json(encode(event))
 
 
 def types(events: list[Event]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from triolet.protocol.json.encoding import EncodedList, encode, encode_long
+from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode, encode_long
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,18 @@ from triolet.protocol.json.encoding import EncodedList, encode, encode_long
 def test_what_is_encoded_already_comes_out_as_if_it_were_not(value: dict[str, Any]) -> None:
     plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert encode(value) == plain
+
+
+def test_items_and_texts_that_are_encoded_already_come_out_as_if_they_were_not() -> None:
+    items: list[Any] = [{"b": 1, "c": ["é\n"]}, "x", None]
+    plain = {"tools": items, "said": 'a "b"\u2028', "none": [], "inner": {"said": "ö"}}
+    known = {
+        "tools": EncodedItems.of(items),
+        "said": EncodedText('a "b"\u2028'),
+        "none": EncodedItems.of([]),
+        "inner": {"said": EncodedText("ö")},
+    }
+    assert encode(known) == json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def test_lists_that_know_their_json_can_be_added() -> None:

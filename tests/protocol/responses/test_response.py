@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from tests.protocol.make import NOW, answer, assert_valid, output, types
 from triolet.core.request.request import FinishReason
 from triolet.core.tools import plan_tools
 from triolet.protocol.errors import WireError
+from triolet.protocol.json import encoding
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.response import ResponseBuilder
 
@@ -37,6 +40,29 @@ def check_events(events: list[Event]) -> None:
     for number, event in enumerate(events):
         assert event["sequence_number"] == number
         assert_valid(event)
+
+
+def test_long_parts_that_a_response_repeats_are_encoded_once_where_the_request_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[int] = []
+
+    def dumps(value: object, **options: Any) -> str:
+        text = json.dumps(value, **options)
+        encoded.append(len(text))
+        return text
+
+    monkeypatch.setattr(encoding, "json", SimpleNamespace(dumps=dumps))
+    tool = {"type": "function", "name": "f", "parameters": {"enum": list(range(10_000))}}
+    subject = answer(instructions="x" * 50_000, tools=[tool])
+    assert sum(encoded) > 90_000
+    encoded.clear()
+    texts = [encoding.encode(event) for event in told(subject, ("Hi", FinishReason.STOP))]
+    assert sum(encoded) < 20_000
+    for text in (texts[0], texts[1], texts[-1]):
+        response = json.loads(text)["response"]
+        assert response["instructions"] == "x" * 50_000
+        assert response["tools"] == [{"description": None, "strict": False, **tool}]
 
 
 def test_an_answer_is_told_in_order_and_each_event_is_one_that_the_sdk_knows() -> None:

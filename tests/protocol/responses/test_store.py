@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json.encoding import EncodedList
+from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText
 from triolet.protocol.responses.store import (
     BYTES_PER_RESPONSE,
     ResponseStore,
@@ -113,7 +113,14 @@ def test_a_response_is_its_owners_alone() -> None:
 
 def test_everything_that_a_client_wrote_counts() -> None:
     text = "x" * 100_000
-    for fields in ({"metadata": {"a": text}}, {"user": text}, {"tools": [{"parameters": {"enum": [text]}}]}):
+    tools = [{"parameters": {"enum": [text]}}]
+    for fields in (
+        {"metadata": {"a": text}},
+        {"user": text},
+        {"tools": tools},
+        {"tools": EncodedItems.of(tools)},
+        {"instructions": EncodedText(text)},
+    ):
         assert stored("a", **fields).num_bytes > stored("b").num_bytes + len(text)
 
 

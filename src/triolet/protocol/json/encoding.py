@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
+
+import attrs
 
 from triolet.protocol.json.parsing import WINDOW
 
@@ -31,6 +33,38 @@ class EncodedList(list[Any]):
         return self._texts
 
 
+@attrs.frozen
+class EncodedItems:
+    """JSON of the items of a list, in place of the items: for what is only sent, and several times."""
+
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, items: Iterable[Any]) -> Self:
+        """Encode items, which are not kept."""
+        return cls(tuple(map(_dumps, items)))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Length of all texts together, characters."""
+        return sum(map(len, self.texts))
+
+
+class EncodedText(str):
+    """Text that keeps its JSON: a long text that is sent several times is encoded once."""
+
+    __slots__ = ("json",)
+    json: str
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.json = _dumps(text)
+        return made
+
+
 def encode(value: Mapping[str, Any]) -> str:
     """Return one line of JSON."""
     pieces: list[str] = []
@@ -53,10 +87,15 @@ def encode_long(value: Mapping[str, Any]) -> bytes:
     return b"{%s}" % b",".join(members)
 
 
+_ENCODED = (EncodedList, EncodedItems, EncodedText)
+
+
 def _write(value: Any, pieces: list[str]) -> None:
     # The pieces are joined once, so a long text is not copied at every level of nesting.
-    if isinstance(value, EncodedList):
+    if isinstance(value, EncodedList | EncodedItems):
         pieces += ("[", ",".join(value.texts), "]")
+    elif isinstance(value, EncodedText):
+        pieces.append(value.json)
     elif not _holds_encoded(value):
         pieces.append(_dumps(value))
     elif isinstance(value, dict):
@@ -73,7 +112,7 @@ def _write(value: Any, pieces: list[str]) -> None:
 
 def _holds_encoded(value: Any) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(isinstance(item, EncodedList) or _holds_encoded(item) for item in items)
+    return any(isinstance(item, _ENCODED) or _holds_encoded(item) for item in items)
 
 
 def _dumps(value: Any) -> str:

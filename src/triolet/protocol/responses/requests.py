@@ -10,7 +10,7 @@ message can be parsed in another thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -24,10 +24,12 @@ from triolet.core.tools.answer import EFFORTS, effort_values
 from triolet.errors import InvalidRequest
 from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
+from triolet.protocol.json.encoding import EncodedItems, EncodedText
 from triolet.protocol.json.parsing import JsonLimits, parse_object
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.labels import check_labels
 from triolet.protocol.responses.response_items import Input, Message, NewId
+from triolet.protocol.responses.store import size_of
 from triolet.protocol.sampling import OffersTools, check_object_fields, sampling_params, structure_request
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
@@ -298,18 +300,40 @@ Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 
 @attrs.frozen
+class Echo:
+    """Parts of a request that may be long and stand in several events of its response, encoded once.
+
+    A request is read in a thread if it is long, and its events are made in the event loop.
+    """
+
+    instructions: EncodedText | None
+    tools: EncodedItems  # with their defaults
+    num_bytes: int  # of the request's own tools, estimated
+
+    @classmethod
+    def of(cls, request: CreateResponse) -> Self:
+        """Encode the parts of a request."""
+        tools = ({"description": None, "parameters": {}, "strict": False, **tool} for tool in request.tools)
+        said = request.instructions
+        return cls(
+            None if said is None else EncodedText(said), EncodedItems.of(tools), size_of(request.tools)
+        )
+
+
+@attrs.frozen
 class SamplingPlan:
     """Sampling parameters of a request, the tool plan that they follow from, and what its model gives."""
 
     params: SamplingParams
     tools: ToolPlan
+    echo: Echo
     model: str | None = None  # name of the model that it was made for; None for the server's first one
     adapter: str | None = None  # name of the adapter that the request asks for; it is `model`, too
     defaults: SamplingParams = attrs.field(factory=SamplingParams)  # of the model
     new_id: NewId | None = None  # makes ids that the model takes; None for those of the server's first one
 
     def for_successor(self, request: CreateResponse) -> SamplingPlan:
-        """Return the plan of a request of the same model and with the same tools.
+        """Return the plan of a request of the same model, with the same instructions and tools.
 
         Raises:
             WireError: a value out of its range.

@@ -36,7 +36,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.requests import CreateResponse
+from triolet.protocol.responses.requests import CreateResponse, Echo
 from triolet.protocol.responses.response_items import (
     Message,
     NewId,
@@ -85,6 +85,7 @@ class ResponseBuilder:
         created_at: seconds since the epoch.
         new_id: names items.
         plan: how it is read.
+        echo: what its events repeat of the request.
         adapter: name of the adapter that computes it; None for the model alone.
         chat: what it answers, less its instructions: with its own messages, what later turns continue.
         survives_restart: the next server goes on with it, if this one cannot finish it.
@@ -97,6 +98,7 @@ class ResponseBuilder:
     created_at: int
     new_id: NewId
     plan: ToolPlan = attrs.field(factory=plan_tools)
+    echo: Echo = attrs.field()
     adapter: str | None = None
     chat: tuple[Message, ...] = ()
     survives_restart: bool = False
@@ -117,6 +119,10 @@ class ResponseBuilder:
     num_bytes: int = attrs.field(default=0, init=False)
     # Output that a resumable response took last, if it has added text and tokens alone; a reader may take it away.
     plain_output: CompletionOutput | None = attrs.field(default=None, init=False)
+
+    @echo.default
+    def _make_echo(self) -> Echo:
+        return Echo.of(self.request)
 
     def __attrs_post_init__(self) -> None:
         self._items = ResponseItems(self.new_id, self.plan)
@@ -139,7 +145,7 @@ class ResponseBuilder:
             return []
         self._state = _State.RUNNING
         if self.request.resumable:
-            self.num_bytes += size_of(self.response()) + size_of_chat(self.chat)
+            self.num_bytes += size_of(self.response()) + self.echo.num_bytes + size_of_chat(self.chat)
         return [
             self.numbered({"type": "response.created", "response": self.response()}),
             self.numbered({"type": "response.in_progress", "response": self.response()}),
@@ -263,7 +269,7 @@ class ResponseBuilder:
             "output": self._items.snapshot(),
             "error": None,
             "incomplete_details": None,
-            "instructions": request.instructions,
+            "instructions": self.echo.instructions,
             "metadata": dict(request.metadata),
             "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": request.previous_response_id,
@@ -275,9 +281,7 @@ class ResponseBuilder:
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "tool_choice": request.tool_choice,
-            "tools": [
-                {"description": None, "parameters": {}, "strict": False, **tool} for tool in request.tools
-            ],
+            "tools": self.echo.tools,
             "text": _without_none(attrs.asdict(request.text, recurse=False)),
             "truncation": request.truncation,
             "reasoning": None if request.reasoning is None else attrs.asdict(request.reasoning),

@@ -43,6 +43,7 @@ from triolet.protocol.responses.requests import (
     CancelResponse,
     ClientEvent,
     CreateResponse,
+    Echo,
     ResumeResponse,
     SamplingPlan,
     SteerResponse,
@@ -293,6 +294,7 @@ class ResponsesContext:
         return SamplingPlan(
             request.sampling_params(self.defaults, tools),
             tools,
+            Echo.of(request),
             adapter or self.models[0],
             adapter,
             self.defaults,
@@ -323,6 +325,7 @@ class ResponsesContext:
             created_at=now,
             new_id=planned.new_id or self.new_id,
             plan=planned.tools,
+            echo=planned.echo,
             chat=(*before, *new),
             survives_restart=self.saves_snapshot and request.resumable,
         )

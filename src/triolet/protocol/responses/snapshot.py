@@ -135,6 +135,7 @@ class SavedResponse:
             created_at=self.created_at,
             new_id=_first(self.item_ids, context.new_id),
             plan=planned.tools,
+            echo=planned.echo,
             chat=tuple(map(dict, self.chat)),
             survives_restart=context.saves_snapshot,
         )

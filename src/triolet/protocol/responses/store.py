@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import attrs
 
 from triolet.protocol.errors import WireError, wrong
-from triolet.protocol.json.encoding import EncodedList, encode
+from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode
 from triolet.protocol.responses.input_items_page import InputItems
 from triolet.protocol.responses.response_items import Input, Item, ItemReference, Message, item_of
 
@@ -36,7 +36,10 @@ MAX_REFERENCED_BYTES: Final = 2**24  # of their chat messages, estimated: a few 
 def size_of(value: Any) -> int:
     """Estimate the memory of a JSON value, bytes."""
     if isinstance(value, str):
-        return BYTES_PER_VALUE + BYTES_PER_CHARACTER * len(value)
+        num_chars = len(value) + (len(value.json) if isinstance(value, EncodedText) else 0)
+        return BYTES_PER_VALUE + BYTES_PER_CHARACTER * num_chars
+    if isinstance(value, EncodedItems):
+        return BYTES_PER_VALUE * (1 + len(value)) + BYTES_PER_CHARACTER * value.num_chars
     if isinstance(value, Mapping):
         return BYTES_PER_VALUE + sum(size_of(key) + size_of(item) for key, item in value.items())
     if isinstance(
