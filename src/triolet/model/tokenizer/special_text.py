@@ -30,7 +30,7 @@ _PROBE = "a"
 WINDOW = 2**16
 """Characters that are searched at once: a search holds the GIL, and so long a one for a millisecond."""
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[str], Sequence[int]]
 """Encoder of one text, without the special tokens around a prompt."""
 
 
@@ -104,39 +104,36 @@ class SpecialTexts:
             return MarkedChat(chat)
         return MarkedChat(attrs.evolve(chat, **self._marked_values(values, mark)), mark)
 
-    def encode(self, marked: MarkedText, encode: Encode, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, marked: MarkedText, encode: Encode, *, add_special_tokens: bool) -> list[Sequence[int]]:
         """Encode a text, so that no special token is read across a mark.
 
         Args:
             marked: the text.
             encode: the tokenizer's, without the special tokens around a prompt.
             add_special_tokens: whether those are added.
+        Returns:
+            The token ids, part by part.
         """
-        ids = self._encode(marked, encode)
-        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+        parts = self._encode(marked, encode)
+        return [self._before, *parts, self._after] if add_special_tokens else parts
 
     def encode_pair(
         self, first: MarkedText, second: MarkedText, encode: Encode
-    ) -> tuple[list[int], int | None]:
+    ) -> tuple[list[Sequence[int]], int | None]:
         """Encode two texts to one prompt, with the special tokens around them.
 
         Returns:
-            The token ids, and the position of the first token of type 1; None if there is no such type.
+            The token ids, part by part, and the position of the first token of type 1; None if there is no such type.
         """
-        begin = [*self._pair[0], *self._encode(first, encode)]
-        ids = [*begin, *self._pair[1], *self._encode(second, encode), *self._pair[2]]
-        return ids, None if self._second_type is None else len(begin) + self._second_type
+        begin = [self._pair[0], *self._encode(first, encode)]
+        parts = [*begin, self._pair[1], *self._encode(second, encode), self._pair[2]]
+        return parts, None if self._second_type is None else sum(map(len, begin)) + self._second_type
 
-    def _encode(self, marked: MarkedText, encode: Encode) -> list[int]:
-        if marked.mark is None:
-            return encode(marked.text)
-        first, *others = marked.text.split(marked.mark)
-        return [
-            *encode(first),
-            *(token_id for part in others for token_id in self._behind_anchor(part, encode)),
-        ]
+    def _encode(self, marked: MarkedText, encode: Encode) -> list[Sequence[int]]:
+        first, *others = [marked.text] if marked.mark is None else marked.text.split(marked.mark)
+        return [encode(first), *(self._behind_anchor(part, encode) for part in others)]
 
-    def _behind_anchor(self, part: str, encode: Encode) -> list[int]:
+    def _behind_anchor(self, part: str, encode: Encode) -> Sequence[int]:
         return encode(part) if self._anchor is None else encode(self._anchor + part)[1:]
 
     def _places(self, text: str) -> Iterator[int]:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,25 +131,31 @@ class TextTokenizer:
             return self.render(ChatPrompt(messages=hello, chat_template_kwargs={switch: True}))
         return ""
 
-    def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None) -> list[int]:
-        """Encode a text, with or without the special tokens that the model wants around a prompt.
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Encode a text, with or without the special tokens that the model wants around a prompt."""
+        ids: list[int] = self._encoding(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
-        Args:
-            max_tokens: longest result whose ids are wanted; a longer one has as many zeros.
-        """
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
         if len(text) < LONG_TEXT_CHARS:
-            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-        else:  # `encode` holds the GIL for its whole length and would delay the tokens of all requests
-            [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return _ids(encoding, max_tokens)
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+        # `encode` holds the GIL for its whole length and would delay the tokens of all requests
+        [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding
+
+    def _encode_up_to(
+        self, max_tokens: int | None, text: str, *, add_special_tokens: bool = False
+    ) -> Sequence[int]:
+        """Encode a text; see `_ids`."""
+        return _ids(self._encoding(text, add_special_tokens=add_special_tokens), max_tokens)
 
     def _encode_marked(
         self, marked: MarkedText, *, add_special_tokens: bool, max_tokens: int | None
-    ) -> list[int]:
-        """Encode a text whose special tokens are marked."""
+    ) -> list[Sequence[int]]:
+        """Encode a text whose special tokens are marked, part by part."""
         if marked.mark is None or self.special_texts is None:
-            return self.encode(marked.text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-        encode = partial(self.encode, add_special_tokens=False, max_tokens=max_tokens)
+            return [self._encode_up_to(max_tokens, marked.text, add_special_tokens=add_special_tokens)]
+        encode = partial(self._encode_up_to, max_tokens)
         return self.special_texts.encode(marked, encode, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -206,49 +213,50 @@ class TextTokenizer:
         special, most = self.special_texts, message.max_tokens
         match message.prompt:
             case None:
-                text, token_ids = None, []
+                text, parts = None, []
             case str(text):
                 _check_unicode("prompt", text)
                 marked = MarkedText(text) if special is None else special.mark_text(text)
-                token_ids = self._encode_marked(
+                parts = self._encode_marked(
                     marked, add_special_tokens=message.add_special_tokens, max_tokens=most
                 )
             case TextPair():
-                text, token_ids, token_type_start = self._joined(message.prompt, most)
+                text, parts, token_type_start = self._joined(message.prompt, most)
             case messages:
                 chat = MarkedChat(messages) if special is None else special.mark_chat(messages)
                 marked = MarkedText(self.render(chat.prompt), chat.mark)
                 text = marked.unmarked
                 _check_unicode("prompt", text)
                 adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
-                token_ids = self._encode_marked(marked, add_special_tokens=adds, max_tokens=most)
+                parts = self._encode_marked(marked, add_special_tokens=adds, max_tokens=most)
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         bad_words = self.encode_bad_words(message.bad_words)
-        if most is not None and len(token_ids) > most:
-            return Tokenized(text, (), bad_words, marks, num_unlisted=len(token_ids))
-        return Tokenized(text, tuple(token_ids), bad_words, marks, token_type_start)
+        num_tokens = sum(map(len, parts))
+        if most is not None and num_tokens > most:
+            return Tokenized(text, (), bad_words, marks, num_unlisted=num_tokens)
+        token_ids = tuple(parts[0]) if len(parts) == 1 else tuple(chain.from_iterable(parts))
+        return Tokenized(text, token_ids, bad_words, marks, token_type_start)
 
-    def _joined(self, pair: TextPair, max_tokens: int | None) -> tuple[str, list[int], int | None]:
+    def _joined(self, pair: TextPair, max_tokens: int | None) -> tuple[str, list[Sequence[int]], int | None]:
         """Encode two texts to one prompt, with the special tokens that the model wants around them.
 
         Args:
-            max_tokens: see `encode`.
+            max_tokens: see `_ids`.
         Returns:
-            A text for display, the token ids, and the position of the first token of type 1.
+            A text for display, the token ids, part by part, and the position of the first token of type 1.
         """
         for field, text in (("prompt", pair.text), ("text_pair", pair.text_pair)):
             _check_unicode(field, text)
         shown = f"{pair.text} {pair.text_pair}"
         if (special := self.special_texts) is not None:
             first, second = special.mark_text(pair.text), special.mark_text(pair.text_pair)
-            encode = partial(self.encode, add_special_tokens=False, max_tokens=max_tokens)
-            return shown, *special.encode_pair(first, second, encode)
+            return shown, *special.encode_pair(first, second, partial(self._encode_up_to, max_tokens))
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
         if max_tokens is not None and len(encoding) > max_tokens:
-            return shown, _ids(encoding, max_tokens), None
+            return shown, [_ids(encoding, max_tokens)], None
         types = encoding.type_ids
-        return shown, encoding.ids, types.index(1) if 1 in types else None
+        return shown, [encoding.ids], types.index(1) if 1 in types else None
 
     @property
     def template_source(self) -> str:
@@ -291,13 +299,13 @@ class TextTokenizer:
         return tuple(sequences)
 
 
-def _ids(encoding: tokenizers.Encoding, max_tokens: int | None) -> list[int]:
-    """Return the ids of an encoding; as many zeros if there are more than `max_tokens`.
+def _ids(encoding: tokenizers.Encoding, max_tokens: int | None) -> Sequence[int]:
+    """Return the ids of an encoding; if there are more than `max_tokens`, other numbers, as many.
 
     The list of ids is made by one call, which holds the GIL for 25 ns a token: text of 4 MiB may have millions.
     """
     if max_tokens is not None and len(encoding) > max_tokens:
-        return [0] * len(encoding)
+        return range(len(encoding))
     ids: list[int] = encoding.ids
     return ids
 
