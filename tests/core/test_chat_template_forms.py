@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from triolet.core.chat_template import ChatTemplate, with_parsed_arguments
+from triolet.core.chat_template.forms import MAX_PARSED_CHARS, parsed_arguments
 from triolet.errors import ChatTemplateError
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -151,6 +153,12 @@ def test_arguments_of_calls_are_parsed_wherever_a_call_has_them() -> None:
             {"type": "function", "name": "g", "arguments": {"b": 2}},
         ],
     }
+
+
+def test_arguments_that_would_hold_up_the_interpreter_are_left_as_text() -> None:
+    longest = json.dumps({"a": "x" * (MAX_PARSED_CHARS - len('{"a": ""}'))})
+    assert parsed_arguments(longest) == json.loads(longest)
+    assert parsed_arguments(f"{longest} ") == f"{longest} "
 
 
 @pytest.mark.parametrize(

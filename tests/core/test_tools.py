@@ -310,7 +310,17 @@ def test_both_forms_of_a_tool_are_read() -> None:
         ([{"name": "a", "strict": "yes"}], r"tools\[0\].strict must be true or false"),
         ([CLOCK, CLOCK], "tools must have names of their own, got 'get_time'"),
         ([{"name": f"f{i}"} for i in range(129)], "tools must have at most 128 entries, got 129"),
+        (
+            [{"name": "a", "description": "x" * 2**19}],
+            "at most 524288 characters of descriptions and schemas",
+        ),
+        (
+            [{"name": f"f{i}", "parameters": {"enum": ["x" * 300_000]}} for i in range(2)],
+            "at most 524288 characters of descriptions and schemas in all, got more",
+        ),
+        ([{"name": "a", "parameters": {"enum": [[0] * 2**17, [0] * 2**17]}}], "in all, got more"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_tool_is_refused_by_name(tools: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):

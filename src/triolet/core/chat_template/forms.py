@@ -16,6 +16,9 @@ from triolet.errors import ChatTemplateError, InvalidPrompt
 Render = Callable[[Sequence[Message]], str]
 """Renders a short chat; raises `ChatTemplateError`."""
 
+# Longest arguments of a call that are parsed, characters: the parser is a C call that holds the GIL, for 5 ms here.
+MAX_PARSED_CHARS: Final = 2**18
+
 _FIRST, _SECOND, _UNREAD = "first-mark", "second-mark", "unread-mark"
 _PARTS: Final = [
     {"type": "text", "text": _FIRST, "unread": _UNREAD},
@@ -151,10 +154,13 @@ def with_parsed_arguments(messages: Sequence[Any]) -> list[Any]:
 
 
 def parsed_arguments(arguments: object) -> object:
-    """Return the mapping that the JSON of arguments stands for; other values unchanged, nothing as an empty one."""
+    """Return the mapping that the JSON of arguments stands for; other values unchanged, nothing as an empty one.
+
+    JSON of more than `MAX_PARSED_CHARS` is a value like any other.
+    """
     if arguments is None or arguments == "":
         return {}
-    if not isinstance(arguments, str):
+    if not isinstance(arguments, str) or len(arguments) > MAX_PARSED_CHARS:
         return arguments
     try:
         parsed = plain_data(json.loads(arguments), "arguments")

@@ -80,6 +80,10 @@ def calls_schema(tools: Sequence[FunctionTool], may_be_several: bool) -> dict[st
 # OpenAI's limit.
 MAX_TOOLS = 128
 
+# Length of the descriptions and schemas of all tools as JSON, characters, about: a template writes them in C calls that
+# hold the GIL, for 5 ms at this length. They would be more than 100,000 tokens of the prompt.
+MAX_TOOLS_CHARS = 2**19
+
 
 @attrs.frozen(kw_only=True)
 class FunctionTool:
@@ -121,6 +125,9 @@ def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
     if len(tools) > MAX_TOOLS:
         raise wrong("tools", f"must have at most {MAX_TOOLS} entries", len(tools))
     parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
+    if _is_longer([(tool.description, tool.parameters) for tool in parsed], MAX_TOOLS_CHARS):
+        rule = f"must have at most {MAX_TOOLS_CHARS} characters of descriptions and schemas in all"
+        raise InvalidRequest(f"tools {rule}, got more", field="tools")
     names = [tool.name for tool in parsed]
     for name in names:
         # A call names its function, so two of one name could not be told apart.
@@ -161,6 +168,30 @@ def _parse_tool(tool: object, field: str) -> FunctionTool:
         rule = "must not look around or refer back in a strict function, of whose pattern a grammar is made"
         raise wrong(f"{field}.parameters.{place}", rule, pattern)
     return FunctionTool(name=name, description=description, parameters=parameters or {}, strict=strict)
+
+
+def _is_longer(value: object, max_chars: int) -> bool:
+    """Tell whether a value is longer as JSON; numbers count as their shortest, and what it holds twice counts once."""
+    left, seen = [value], set[int]()
+    while left and max_chars >= 0:
+        item = left.pop()
+        if isinstance(item, Mapping | list | tuple):
+            if id(item) in seen:  # a value that contains itself is refused elsewhere
+                continue
+            seen.add(id(item))
+        match item:
+            case str(text):
+                max_chars -= len(text) + 3  # its quotes, and a comma or a colon
+            case Mapping() as members:
+                left += members.keys()
+                left += members.values()
+                max_chars -= 3
+            case list() | tuple() as items:
+                left += items
+                max_chars -= 3
+            case _:
+                max_chars -= 2
+    return max_chars < 0
 
 
 def _is_plain(name: str) -> bool:
