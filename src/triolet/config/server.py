@@ -157,7 +157,7 @@ class GatewayConfig(Configuration):
     )
     max_json_values: int = _count(
         # A prompt of token ids has one value per token.
-        "Values and keys in one body or message, and tokens that /tokenize lists.",
+        "Values and keys in one body or message.",
         default=2**18,
     )
     max_json_members: int = _count(

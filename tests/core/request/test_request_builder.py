@@ -18,9 +18,9 @@ from triolet.core.request.pooling_params import POOLED, POOLED_WITHOUT_CACHE, Po
 from triolet.core.request.prompt import ChatPrompt, ParsedPrompt, TextPair
 from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request
-from triolet.core.request.request_builder import MAX_CUT_TOKENS, Need, RequestBuilder, RequestLimits
+from triolet.core.request.request_builder import Need, RequestBuilder, RequestLimits
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import MAX_LISTED_TOKENS, Tokenize, Tokenized
 from triolet.errors import InvalidParams, InvalidPrompt, PromptTooLong, UnsupportedFeature
 
 EMBEDDER = PoolingInfo(tasks=("embed", "token_embed"), size=8)
@@ -210,7 +210,7 @@ def test_a_text_is_encoded_without_special_tokens_if_it_says_so() -> None:
         answer,
     )
     assert pooled(prompt, None, answer) == ([asked], answer)
-    asked, around = attrs.evolve(asked, max_tokens=MAX_CUT_TOKENS), Tokenize("", add_special_tokens=False)
+    asked, around = attrs.evolve(asked, max_tokens=MAX_LISTED_TOKENS), Tokenize("", add_special_tokens=False)
     assert pooled(prompt, 1, answer, ids()) == ([asked, around], ids(1, text="hi"))
 
 
@@ -285,7 +285,7 @@ def test_a_pooled_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -
     with pytest.raises(PromptTooLong, match=r"your prompt has 300000 tokens\. Please"):
         pooled(ParsedPrompt(content="long"), None, unlisted)
     with pytest.raises(
-        InvalidPrompt, match="at most 262144 tokens for truncate_prompt_tokens to cut it; got 300000"
+        InvalidPrompt, match="at most 131072 tokens for truncate_prompt_tokens to cut it; got 300000"
     ):
         pooled(ParsedPrompt(content="long"), 4, unlisted)
 
@@ -321,7 +321,7 @@ def test_a_text_is_rendered_as_a_chat_where_the_model_embeds_chats_also_to_find_
     asked, found = pooled(
         ParsedPrompt(content="long"), 3, ids(90, 10, 11, 12, 91), ids(90, 91), pooling=rendering
     )
-    whole = Tokenize(chat("long"), max_tokens=MAX_CUT_TOKENS)
+    whole = Tokenize(chat("long"), max_tokens=MAX_LISTED_TOKENS)
     assert (asked, found.token_ids) == ([whole, Tokenize(chat(""))], (90, 10, 91))
     prompted = attrs.evolve(rendering, default_prompt="q: ")
     assert pooled(ParsedPrompt(content="hi"), None, ids(1), pooling=prompted)[0] == [
@@ -363,7 +363,7 @@ def test_the_tokens_after_every_text_stay_where_a_text_is_cut(
 ) -> None:
     whole = (90, 10, 11, 12, 13, 91, 92)
     asked, found = pooled(ParsedPrompt(content="long"), most, ids(*whole, text="long"), ids(*around))
-    assert asked == [Tokenize("long", max_tokens=MAX_CUT_TOKENS), Tokenize("")]
+    assert asked == [Tokenize("long", max_tokens=MAX_LISTED_TOKENS), Tokenize("")]
     assert found == ids(*cut, text="long")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from triolet.core.tools.answer import tool_parser_named
 from triolet.errors import ChatTemplateError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.ipc.grammar import Vocabulary
 from triolet.model.folder.generation_config import read_generation_defaults
-from triolet.model.tokenizer.tokenizer import LONG_TEXT_CHARS, TextTokenizer, load_tokenizer
+from triolet.model.tokenizer.tokenizer import (
+    LONG_TEXT_CHARS,
+    WHOLE_TEXT_CHARS,
+    WINDOW_CHARS,
+    TextTokenizer,
+    load_tokenizer,
+)
 from triolet.structured_outputs.compiler import GrammarVocabulary
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüß Gott 👋"}]
@@ -205,6 +212,50 @@ def test_of_a_prompt_that_is_too_long_only_the_number_of_tokens_is_told(
     for most in (0, num_tokens - 1):
         told = ours.tokenize(Tokenize(prompt, max_tokens=most))
         assert (told.num_tokens, told.token_ids, told.text) == (num_tokens, (), whole.text)
+
+
+class Recorder:
+    """A backend that keeps the lengths of the texts that it encodes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self.lengths: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> list[tokenizers.Encoding]:
+        self.lengths += map(len, texts)
+        return self._backend.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [lambda text: text, lambda text: TextPair(text, text), lambda text: [{"role": "user", "content": text}]],
+)
+def test_a_text_that_is_much_too_long_is_never_encoded_as_a_whole(
+    folder: Path, make: Callable[[str], Any], allowed: bool
+) -> None:
+    ours = load_tokenizer(folder, allow_special_tokens=allowed)
+    assert ours is not None
+    recorder: Any = Recorder(ours.backend)
+    prompt = make("Once upon a time, Grüß Gott. " * (WHOLE_TEXT_CHARS // 20))
+    num_tokens = ours.tokenize(Tokenize(prompt)).num_tokens
+    watched = attrs.evolve(ours, backend=recorder)
+    told = watched.tokenize(Tokenize(prompt, max_tokens=num_tokens // 4))
+    assert told.token_ids == ()
+    assert told.num_tokens == pytest.approx(num_tokens, rel=0.001)
+    assert 0 < max(recorder.lengths) <= WINDOW_CHARS
+
+
+def test_a_long_text_near_the_limit_is_counted_exactly(folder: Path) -> None:
+    ours = load(folder)
+    text = "Once upon a time, Grüß Gott. " * (WHOLE_TEXT_CHARS // 20)
+    whole = ours.tokenize(Tokenize(text))
+    assert ours.tokenize(Tokenize(text, max_tokens=whole.num_tokens)) == whole
+    told = ours.tokenize(Tokenize(text, max_tokens=whole.num_tokens - 1))
+    assert (told.token_ids, told.num_tokens) == ((), whole.num_tokens)
 
 
 def test_many_tokens_are_decoded_as_few_are(folder: Path) -> None:

@@ -32,7 +32,7 @@ from triolet.core.worker_call import WorkerCall, WorkerOutcome
 from triolet.engine import weights
 from triolet.errors import ConfigError, ModelFileError
 from triolet.server import create_app
-from triolet.server.routes import page
+from triolet.server.routes import page, tokenize
 from triolet.server.routes.page import FILES
 from triolet.server.routes.tokenize import TokenizeRequest
 
@@ -92,19 +92,25 @@ async def test_tokens_of_a_prompt_and_back() -> None:
         assert (await scene.post("/detokenize", {"tokens": [7, 4]})).json == {"prompt": "HE"}
 
 
-async def test_no_more_tokens_are_listed_than_a_body_can_have() -> None:
-    config = GatewayConfig(max_json_values=256)
+async def test_no_more_tokens_are_listed_or_counted_than_a_prompt_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenize, "MAX_LISTED_TOKENS", 100)  # the model's longest sequence has more
     chat = {"messages": [{"role": "user", "content": "A" * 257}]}
-    async with serving(config=config) as scene:
+    async with serving() as scene:
         assert (await scene.post("/tokenize", {"prompt": "A" * 256})).json["count"] == 256
-        for field, body in (("prompt", {"prompt": "A" * 257}), ("messages", chat)):
-            answer = await scene.post("/tokenize", body)
+        counted = await scene.post("/v1/responses/input_tokens", {"input": "A" * 256})
+        assert counted.json["input_tokens"] == 256
+        for path, field, body in (
+            ("/tokenize", "prompt", {"prompt": "A" * 257}),
+            ("/tokenize", "messages", chat),
+            ("/v1/responses/input_tokens", "input", {"input": "A" * 257}),
+        ):
+            answer = await scene.post(path, body)
             assert answer.error == (400, "invalid_value", field)
             assert answer.json["error"]["message"] == (
-                f"{field} must be no longer than 256 tokens (--max-json-values); got one of 257"
+                f"{field} must have at most 256 tokens here, got about 257"
             )
-        counted = await scene.post("/v1/responses/input_tokens", {"input": "A" * 257})
-        assert counted.json["input_tokens"] == 257
 
 
 class BeginningTokenizer(ChatTokenizer):

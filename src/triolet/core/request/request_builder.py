@@ -36,7 +36,7 @@ from triolet.core.request.prompt import ChatPrompt, ParsedPrompt, TextPair, chec
 from triolet.core.request.prompt_adapter import SoftPrompt
 from triolet.core.request.request import Request, TraceHeaders, fan_out
 from triolet.core.request.structured_outputs import StructuredOutputsParams
-from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
+from triolet.core.request.tokenizer_interface import MAX_LISTED_TOKENS, Tokenize, Tokenized
 from triolet.core.tools.answer import TemplateOwner, reasoning_parser_named
 from triolet.core.tools.harmony import opens_final
 from triolet.core.tools.reasoning import HARMONY, REASONING_FORMATS, ReasoningFormat, ReasoningState
@@ -108,10 +108,6 @@ class RequestLimits:
 
 Need = Tokenize | StructuredOutputsParams
 """Texts to encode, answered with a `Tokenized`, or a grammar to compile, answered with None."""
-
-# Longest text that `truncate_prompt_tokens` cuts, tokens: the list of its ids is made by one call, which holds the GIL
-# for 25 ns a token.
-MAX_CUT_TOKENS = 2**18
 
 TAIL_TOKENS = 64  # of a prompt: mostly enough for the mark that begins reasoning, and what comes after it
 NEVER = float("inf")
@@ -216,7 +212,9 @@ class RequestBuilder:
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            longest = info.max_model_len if most_tokens is None else max(info.max_model_len, MAX_CUT_TOKENS)
+            longest = (
+                info.max_model_len if most_tokens is None else max(info.max_model_len, MAX_LISTED_TOKENS)
+            )
             tokenized = yield from self._encoded(
                 Tokenize(content, add_special_tokens=adds, max_tokens=longest)
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
 
@@ -45,6 +45,13 @@ class SerializableTokenizer(Protocol):
         ...
 
 
+MAX_LISTED_TOKENS: Final = 2**17
+"""Longest text whose ids are listed where the model's longest sequence sets no limit, tokens.
+
+The list is made by one call that holds the GIL, for 25 ns a token, and a text of so many takes 20 MiB meanwhile.
+"""
+
+
 @attrs.frozen
 class Tokenize:
     """Message to the tokenizer; a reply channel is sent with it."""
@@ -55,7 +62,7 @@ class Tokenize:
     marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
     # False to leave out the special tokens that the tokenizer puts around a text; a chat says it in `ChatPrompt`.
     add_special_tokens: bool = True
-    # Longest prompt whose ids are wanted, tokens; of a longer one the number is told. None for no limit.
+    # Longest prompt whose ids are wanted, tokens; of a longer one about their number is told. None for no limit.
     max_tokens: int | None = None
 
 
@@ -69,9 +76,11 @@ class Tokenized:
     marks_token_ids: tuple[tuple[int, ...], ...] = ()  # ids of each mark
     # Position of the first token of the type that marks the second text of a pair; None for no such token.
     token_type_start: int | None = None
-    num_unlisted: int = 0  # tokens of a prompt longer than `Tokenize.max_tokens`, whose `token_ids` are empty
+    num_unlisted: int = (
+        0  # tokens, about, of a prompt longer than `Tokenize.max_tokens`, whose `token_ids` are empty
+    )
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt, tokens."""
+        """Length of the prompt, tokens; about, where they are not listed."""
         return len(self.token_ids) + self.num_unlisted

@@ -92,6 +92,8 @@ def _replaces_text(part: Mapping[str, Any]) -> bool:
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
+WHOLE_TEXT_CHARS = 2**17  # up to this length a text is encoded before its length in tokens is known
+WINDOW_CHARS = 2**16  # of a longer one, whose tokens are counted first
 
 
 @attrs.frozen(eq=False)
@@ -146,8 +148,26 @@ class TextTokenizer:
     def _encode_up_to(
         self, max_tokens: int | None, text: str, *, add_special_tokens: bool = False
     ) -> Sequence[int]:
-        """Encode a text; see `_ids`."""
+        """Encode a text; of one that is much too long, return only as many numbers as it has tokens, about."""
+        if (unlisted := self._unlisted(max_tokens, text)) is not None:
+            return unlisted
         return _ids(self._encoding(text, add_special_tokens=add_special_tokens), max_tokens)
+
+    def _unlisted(self, max_tokens: int | None, *texts: str) -> range | None:
+        """Return a range of about as many numbers as texts have tokens; None if they are not much too long.
+
+        A text of 4 MiB may have millions of tokens. They would take 140 bytes each, and all threads of the process wait
+        while the system gives and takes so much memory.
+        """
+        if max_tokens is None or sum(map(len, texts)) <= WHOLE_TEXT_CHARS:
+            return None
+        num_tokens = sum(
+            len(self._encoding(text[start : start + WINDOW_CHARS], add_special_tokens=False))
+            for text in texts
+            for start in range(0, len(text), WINDOW_CHARS)
+        )
+        # A cut adds or takes away a few tokens, of texts with very long words perhaps some more.
+        return range(num_tokens) if num_tokens > 1.1 * max_tokens + 1000 else None
 
     def _encode_marked(
         self, marked: MarkedText, *, add_special_tokens: bool, max_tokens: int | None
@@ -251,6 +271,8 @@ class TextTokenizer:
         if (special := self.special_texts) is not None:
             first, second = special.mark_text(pair.text), special.mark_text(pair.text_pair)
             return shown, *special.encode_pair(first, second, partial(self._encode_up_to, max_tokens))
+        if (unlisted := self._unlisted(max_tokens, pair.text, pair.text_pair)) is not None:
+            return shown, [unlisted], None
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
         if max_tokens is not None and len(encoding) > max_tokens:

@@ -13,7 +13,12 @@ from starlette.responses import Response
 
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.core.request.prompt import ChatPrompt, parse_prompt
-from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
+from triolet.core.request.tokenizer_interface import (
+    MAX_LISTED_TOKENS,
+    Tokenize,
+    Tokenized,
+    TokenizerInterface,
+)
 from triolet.core.tools.answer import thinking_switch_of
 from triolet.core.tools.choice import FunctionTool, parse_tools
 from triolet.errors import InvalidRequest
@@ -96,9 +101,7 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_json(request, TokenizeRequest.of)
     tokenizer = _tokenizer(context, body.model)
-    most = (
-        context.config.max_json_values
-    )  # what a body can have, so that the tokens can be sent back as a prompt
+    most = _most_listed(context)
     message = Tokenize(
         body.content(), add_special_tokens=body.add_special_tokens is not False, max_tokens=most
     )
@@ -110,8 +113,7 @@ async def tokenize(request: Request) -> Response:
         said.param = field  # the engine names its own field for both
         raise said from error
     if tokenized.num_unlisted:
-        rule = f"no longer than {most} tokens (--max-json-values)"
-        raise WireError(f"{field} must be {rule}; got one of {tokenized.num_tokens}", param=field)
+        raise _too_long(field, most, tokenized)
     answer: dict[str, Any] = {
         "count": tokenized.num_tokens,
         "max_model_len": context.engine.max_model_len,
@@ -144,9 +146,12 @@ async def input_tokens(request: Request) -> Response:
     )
     try:
         content = parse_prompt(prompt).content
-        tokenized = await _in_thread(partial(tokenizer.tokenize, Tokenize(content, max_tokens=0)))
+        message = Tokenize(content, max_tokens=(most := _most_listed(context)))
+        tokenized = await _in_thread(partial(tokenizer.tokenize, message))
     except InvalidRequest as error:
         raise body.refusal(error) from error
+    if tokenized.num_unlisted:
+        raise _too_long("input", most, tokenized)
     return await _json_response({"object": "response.input_tokens", "input_tokens": tokenized.num_tokens})
 
 
@@ -164,6 +169,16 @@ async def detokenize(request: Request) -> Response:
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
     return await _json_response({"prompt": await _in_thread(decode)})
+
+
+def _most_listed(context: AppContext) -> int:
+    return max(context.engine.max_model_len, MAX_LISTED_TOKENS)
+
+
+def _too_long(field: str, most: int, tokenized: Tokenized) -> WireError:
+    return WireError(
+        f"{field} must have at most {most} tokens here, got about {tokenized.num_tokens}", param=field
+    )
 
 
 def _tokenizer(context: AppContext, model: str | None) -> TokenizerInterface:
