@@ -212,21 +212,15 @@ class RequestBuilder:
         if prompt.token_ids is not None:
             tokenized = Tokenized(prompt.text, prompt.token_ids, ())
         else:
-            longest = (
-                info.max_model_len if most_tokens is None else max(info.max_model_len, MAX_LISTED_TOKENS)
-            )
-            tokenized = yield from self._encoded(
-                Tokenize(content, add_special_tokens=adds, max_tokens=longest)
-            )
-            if tokenized.num_unlisted and most_tokens is None:
-                raise PromptTooLong(tokenized.num_tokens, info.max_model_len, has_answer=False)
-            if tokenized.num_unlisted:
-                raise InvalidPrompt(
-                    f"prompt must have at most {longest} tokens for truncate_prompt_tokens to cut it; got "
-                    f"{tokenized.num_tokens}",
-                    field="prompt",
-                    got=tokenized.num_tokens,
-                )
+            is_cut = most_tokens is not None
+            longest = max(info.max_model_len, MAX_LISTED_TOKENS) if is_cut else info.max_model_len
+            message = Tokenize(content, add_special_tokens=adds, max_tokens=longest)
+            tokenized = yield from self._encoded(message)
+            if (num_tokens := tokenized.num_unlisted) and is_cut:
+                rule = f"must have at most {longest} tokens for truncate_prompt_tokens to cut it"
+                raise InvalidPrompt(f"prompt {rule}; got about {num_tokens}", field="prompt", got=num_tokens)
+            if num_tokens:
+                raise PromptTooLong(num_tokens, info.max_model_len, has_answer=False)
         most = info.max_model_len if most_tokens == -1 else most_tokens
         if most is not None and (num_cut := len(tokenized.token_ids) - most) > 0 and keeps_end:
             # The second text of a pair moves with the tokens.

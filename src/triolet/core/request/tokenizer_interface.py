@@ -77,7 +77,7 @@ class Tokenized:
     # Position of the first token of the type that marks the second text of a pair; None for no such token.
     token_type_start: int | None = None
     num_unlisted: int = (
-        0  # tokens, about, of a prompt longer than `Tokenize.max_tokens`, whose `token_ids` are empty
+        0  # length, about, of a prompt that is longer than `Tokenize.max_tokens`: it has no `token_ids`
     )
 
     @property
