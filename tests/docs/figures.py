@@ -286,6 +286,8 @@ LIMITS: dict[str, tuple[str, ...]] = {
         "0.25 seconds",
     ),
     "docs/server.md": (
+        "1.1 times",
+        "20 MB",
         "16 KiB",
         "30 times",
         "30 s",
