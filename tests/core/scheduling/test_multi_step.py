@@ -9,6 +9,7 @@ import pytest
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.policies.fair import LINGER_S, FairQueue
 from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult, steps_of
 
 
@@ -141,6 +142,45 @@ def test_marks_follow_a_run() -> None:
     assert stage.scheduler.marks() == {a.serial: 4}
     stage.go_on(plan)
     assert stage.scheduler.marks() == {a.serial: 5}
+
+
+def test_a_request_that_ends_in_a_run_has_no_mark_any_more() -> None:
+    stage = RunningStage()
+    stage.add("a", 3, params={"stop_token_ids": [7]})
+    stage.add("b", 3)
+    stage.step()
+    b = list(stage.journal)[1]
+    stage.go_on(stage.run(), a=7)
+    assert stage.scheduler.marks() == {b.serial: 5}
+
+
+def test_each_step_of_a_run_is_charged_to_its_client() -> None:
+    stage = stage_with("a", policy="fair")
+    line = stage.scheduler._queues.waiting
+    assert isinstance(line, FairQueue)
+    assert line.served(None) == 3
+    plan = stage.run()
+    for number in range(3):
+        assert line.served(None) == 3 + 1 + number
+        plan = stage.go_on(plan)
+
+
+def test_a_client_that_leaves_in_a_run_has_left_at_the_last_step_of_it_and_not_at_its_beginning() -> None:
+    stage = RunningStage(policy="fair")
+    stage.add("a", 3, client="a")
+    b = stage.add("b", 3, client="b", params={"stop_token_ids": [7]})
+    stage.step()
+    line = stage.scheduler._queues.waiting
+    assert isinstance(line, FairQueue)
+    plan = stage.run()
+    stage.now_s = 100.0
+    plan = stage.go_on(plan)
+    stage.go_on(plan, is_last=True, b=7)
+    assert b.finish_reason is FinishReason.STOP
+    line.begin_step(100.0 + LINGER_S - 0.5)
+    assert line._active.has_lingering
+    line.begin_step(100.0 + LINGER_S)
+    assert not line._active.has_lingering
 
 
 # -------------------------------------------------------------------------------------- what ends it

@@ -14,6 +14,7 @@ from tests.source_tree import package_files, parse, where
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import JournalEntry
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, SLACK, FairQueue
 from triolet.core.scheduling.policies.registry import POLICIES
 
@@ -146,6 +147,41 @@ def test_a_better_priority_goes_before_the_prompts_of_others() -> None:
     stage.step()
     stage.add("b", 3, priority=0)
     assert stage.step() == [("b", 0, 3), ("a", 4, 1)]
+
+
+def test_no_request_makes_way_for_a_prompt_that_the_step_has_no_time_for() -> None:
+    stage = priority_stage(max_num_seqs=3, max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=2.0)
+    for name in "abc":
+        stage.add(name, 3, priority=1)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
+    for name in "xy":
+        stage.add(name, 30, priority=0)
+    assert stage.step() == [("x", 0, 16), ("a", 3, 1), ("b", 3, 1)]  # 16 tokens take the 2 seconds
+    assert stage.waiting() == ["y", "c"]
+
+
+def test_a_prompt_of_a_better_priority_may_take_all_the_time_that_a_step_has_for_prompts() -> None:
+    stage = priority_stage(max_num_seqs=3, max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=2.0)
+    stage.add("decodes", 3, priority=1)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)  # 16 tokens take the 2 seconds
+    stage.add("worse", 30, priority=1)
+    assert stage.step() == [("decodes", 3, 1), ("worse", 0, 16)]
+    stage.add("better", 20, priority=0)
+    assert stage.step() == [("better", 0, 16), ("decodes", 4, 1)]
+    assert stage.step() == [("decodes", 5, 1), ("better", 16, 4), ("worse", 16, 12)]
+
+
+def test_a_request_that_loses_its_blocks_to_itself_takes_none_of_others() -> None:
+    stage = priority_stage(num_blocks=3, max_model_len=12)
+    stage.add("worse", range(7), priority=1)
+    stage.step(worse=7)
+    stage.step(worse=8)  # its two blocks are full now
+    stage.add("better", range(9), priority=0)
+    assert stage.step() == [("better", 8, 1)]  # it shares them, so that none of them got free
+    assert stage.waiting() == ["worse"]
+    assert stage.pool.num_available == 0
 
 
 def test_where_the_budget_is_used_up_a_better_priority_takes_a_token_of_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
-from triolet.core.scheduling.admission import PrefixesInStep, find_computed, has_room
+from triolet.core.scheduling.admission import MAX_HELD, PrefixesInStep, find_computed, has_room
 from triolet.core.scheduling.sequence import Sequence
 
 BEGINNING = list(range(100, 112))  # three blocks
@@ -55,6 +55,14 @@ def test_those_that_wait_for_a_beginning_are_counted_as_deferred_and_those_that_
         stage.add(name, [*BEGINNING, end])
     stage.in_flight()
     assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (2, 2)
+
+
+def test_a_request_that_a_step_has_no_token_left_for_is_not_deferred() -> None:
+    stage = wide_stage(max_num_batched_tokens=len(BEGINNING) + 1)
+    for name, end in (("a", 1), ("b", 2)):
+        stage.add(name, [*BEGINNING, end])
+    stage.in_flight()
+    assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (1, 0)
 
 
 def test_a_beginning_of_exactly_one_block_is_waited_for() -> None:
@@ -188,6 +196,17 @@ def test_at_most_256_requests_wait_for_the_beginnings_of_a_step() -> None:
     assert not prefixes.is_full
     prefixes.held.add(255)
     assert prefixes.is_full
+
+
+@pytest.mark.parametrize(("num_deferred", "is_admitted"), [(MAX_HELD - 1, True), (MAX_HELD, False)])
+def test_a_step_that_defers_as_many_requests_as_it_may_looks_at_no_other_one(
+    num_deferred: int, is_admitted: bool
+) -> None:
+    stage = wide_stage()
+    for name in ("first", *("deferred",) * num_deferred):
+        stage.add(name, BEGINNING)
+    stage.add("other", 1)
+    assert stage.step() == [("first", 0, 12), ("other", 0, 1)][: 1 + is_admitted]
 
 
 def test_room_is_needed_for_the_blocks_that_are_missing_and_for_those_that_would_be_revived() -> None:
