@@ -10,6 +10,7 @@ import pytest
 from tests.core.fake_model import CIRCLE, REPETITIVE, expected_answer
 from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
 from triolet.core.journal import JournalEntry
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
 from triolet.core.request.pooling_params import PoolingParams
@@ -114,15 +115,16 @@ def test_guesses_take_what_is_left_of_the_budget_after_those_who_wait() -> None:
     assert (chunk.num_tokens, decode.num_tokens, len(decode.draft_token_ids)) == (5, 5, 4)
 
 
-def test_a_guess_leaves_every_row_the_block_that_it_may_need_next() -> None:
-    walk = make_walk(enable_prefix_caching=False)
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_guess_leaves_every_row_the_blocks_that_it_may_need_next(num_groups: int) -> None:
+    walk = make_walk(enable_prefix_caching=False, groups=CacheGroups((None,) * num_groups))
     ask(walk)
     ask(walk, seed=1)
-    step(walk)  # three full blocks each
+    step(walk)  # three full blocks each, in every group
     pool = walk.scheduler.pool
-    taken = pool.allocate(pool.num_available - 4)
+    taken = pool.allocate(pool.num_available - 4 * num_groups)
     assert drafts(plan(walk).rows) == [3, 3]  # as far as the block goes that its next token needs
-    assert pool.num_available == 2
+    assert pool.num_available == 2 * num_groups
     pool.release(taken, step_id=None)
 
 
