@@ -333,6 +333,30 @@ def test_with_more_clients_than_rows_a_long_answer_makes_way_after_a_quantum() -
     assert names(stage.step()) == ["a"]
 
 
+def test_no_client_makes_way_for_a_request_that_needs_blocks_which_would_be_freed_for_another_one() -> None:
+    stage = fair_stage(num_blocks=27, max_model_len=96, max_num_batched_tokens=96, max_num_seqs=16)
+    for client, num_requests, num_tokens in (("many", 4, 2), ("big", 3, 11), ("poor", 2, 1), ("other", 1, 30)):
+        for _ in range(num_requests):
+            stage.add(client, num_tokens, client=client)
+    stage.step()  # 4, 9, 2 and 8 blocks; 4 are free
+    stage.add("poor waits", 32, client="poor")  # may take a block of `many`, and would need three more
+    stage.add("other waits", 32, client="other")  # may take three of `big`
+    assert sorted(names(stage.step())) == sorted(["many"] * 4 + ["big"] * 3 + ["poor"] * 2 + ["other"])
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
+def test_no_client_makes_way_for_a_request_that_needs_more_blocks_than_it_frees_until_it_makes_way_no_more() -> None:
+    stage = fair_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64)
+    for client, num_requests, num_tokens in (("big", 3, 10), ("light", 1, 1)):
+        for _ in range(num_requests):
+            stage.add(client, num_tokens, client=client)
+    stage.step()  # 9 blocks and 1
+    # 2 are free, and 3 would be, if one of the others made way: those that are left are no two rows more.
+    stage.add("light waits", 30, client="light")  # 8 blocks
+    assert sorted(names(stage.step())) == ["big", "big", "big", "light"]
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
 def test_within_a_client_priorities_count() -> None:
     stage = fair_stage(max_num_seqs=1)
     stage.add("a", 1, client="a", max_tokens=1)
@@ -371,9 +395,9 @@ def fair_queue(stage: Stage) -> FairQueue:
 def test_the_last_row_is_lost_at_a_gap_of_exactly_a_quantum() -> None:
     queue = fair_queue(fair_stage())
     queue._served.update(a=QUANTUM - 1)
-    assert not queue._makes_way("a", "b")
+    assert not queue._makes_way("a", "b", queue._num_rows)
     queue._served.update(a=QUANTUM)
-    assert queue._makes_way("a", "b")
+    assert queue._makes_way("a", "b", queue._num_rows)
 
 
 def test_waiting_requests_count_until_they_are_removed() -> None:

@@ -225,6 +225,17 @@ def test_room_is_needed_for_the_blocks_that_are_missing_and_for_those_that_would
     assert has_room(cache, entry, table[:2])
 
 
+@pytest.mark.parametrize(("num_tokens", "start"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8)])
+def test_without_a_cache_an_answer_takes_the_full_blocks_of_its_prompt_from_the_first_one_but_the_last_token(
+    num_tokens: int, start: int
+) -> None:
+    stage = wide_stage(enable_prefix_caching=False)
+    first = stage.add("first", range(num_tokens))
+    stage.journal.open(make_request(range(num_tokens), request_id="second", index=1), after=first)
+    assert stage.step() == [("first", 0, num_tokens)]
+    assert stage.step() == [("first", num_tokens, 1), ("second", start, num_tokens - start)]
+
+
 def test_tokens_of_a_prompt_left_in_the_cache_are_counted_once_and_without_those_found_there() -> None:
     stage = wide_stage(max_num_batched_tokens=8)
     first = stage.add("a", [*BEGINNING, 1])
