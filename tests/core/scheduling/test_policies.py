@@ -335,9 +335,8 @@ def test_with_more_clients_than_rows_a_long_answer_makes_way_after_a_quantum() -
 
 def test_no_client_makes_way_for_a_request_that_needs_blocks_which_would_be_freed_for_another_one() -> None:
     stage = fair_stage(num_blocks=27, max_model_len=96, max_num_batched_tokens=96, max_num_seqs=16)
-    for client, num_requests, num_tokens in (("many", 4, 2), ("big", 3, 11), ("poor", 2, 1), ("other", 1, 30)):
-        for _ in range(num_requests):
-            stage.add(client, num_tokens, client=client)
+    for client, num_tokens in (*(("many", 2),) * 4, *(("big", 11),) * 3, *(("poor", 1),) * 2, ("other", 30)):
+        stage.add(client, num_tokens, client=client)
     stage.step()  # 4, 9, 2 and 8 blocks; 4 are free
     stage.add("poor waits", 32, client="poor")  # may take a block of `many`, and would need three more
     stage.add("other waits", 32, client="other")  # may take three of `big`
@@ -345,11 +344,10 @@ def test_no_client_makes_way_for_a_request_that_needs_blocks_which_would_be_free
     assert stage.scheduler.counters.num_preemptions == 0
 
 
-def test_no_client_makes_way_for_a_request_that_needs_more_blocks_than_it_frees_until_it_makes_way_no_more() -> None:
+def test_no_client_makes_way_for_a_request_that_needs_more_blocks_than_it_has_to_free() -> None:
     stage = fair_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64)
-    for client, num_requests, num_tokens in (("big", 3, 10), ("light", 1, 1)):
-        for _ in range(num_requests):
-            stage.add(client, num_tokens, client=client)
+    for client, num_tokens in (*(("big", 10),) * 3, ("light", 1)):
+        stage.add(client, num_tokens, client=client)
     stage.step()  # 9 blocks and 1
     # 2 are free, and 3 would be, if one of the others made way: those that are left are no two rows more.
     stage.add("light waits", 30, client="light")  # 8 blocks

@@ -288,7 +288,8 @@ class FairQueue(WaitingQueue):
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         # The last request of the client with the most rows makes way.
         unserved: dict[Client, Sequence] = {}
-        rows = Counter[Client]()  # not `_num_rows`: the planner also asks what would follow if some ran no more
+        # Not `_num_rows`: the planner also asks what would follow if some of them ran no more.
+        rows = Counter[Client]()
         for other in running:  # in order, so that the last one stays
             rows[client_of(other)] += 1
             if other.is_unserved:
