@@ -115,6 +115,25 @@ def test_guesses_take_what_is_left_of_the_budget_after_those_who_wait() -> None:
     assert (chunk.num_tokens, decode.num_tokens, len(decode.draft_token_ids)) == (5, 5, 4)
 
 
+def test_the_drafts_of_a_step_share_what_is_left_of_its_budget() -> None:
+    walk = make_walk(max_num_batched_tokens=24, num_speculative_tokens=16, enable_prefix_caching=False)
+    ask(walk)
+    ask(walk, seed=1)
+    assert drafts(step(walk)) == [0, 0]
+    assert drafts(plan(walk).rows) == [16, 24 - 2 - 16]
+
+
+def test_a_scheduler_that_is_built_anew_counts_accepted_tokens_at_the_same_places() -> None:
+    walk = make_walk()
+    ask(walk)
+    walk.run()
+    counters = walk.scheduler.counters
+    accepted = list(counters.num_accepted_tokens_per_pos)
+    Scheduler(walk.config, walk.journal, counters)
+    assert counters.num_accepted_tokens_per_pos == accepted
+    assert len(accepted) == walk.config.num_speculative_tokens
+
+
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_a_guess_leaves_every_row_the_blocks_that_it_may_need_next(num_groups: int) -> None:
     walk = make_walk(enable_prefix_caching=False, groups=CacheGroups((None,) * num_groups))
