@@ -60,7 +60,8 @@ class Mutant:
     Args:
         function: Qualified name of the outermost function that holds the change; empty in a module or class body.
         first_line: Where that function begins, its decorators included.
-        lines: First and last of the changed statement: a test that runs none of them cannot notice the change.
+        lines: First and last of the changed statement, of a jump those of the condition or the loop around it: a test
+            that runs none of them cannot notice the change.
         nth: Counts the mutants of a function that are alike in operator, before and after.
     """
 
@@ -174,11 +175,11 @@ def _walk(
             if not isinstance(child, ast.AST) or _is_no_code(child):
                 continue
             here = (*steps, (field, index))
-            yield (
-                attrs.evolve(within, lines=_own_lines(child)) if isinstance(child, ast.stmt) else within,
-                here,
-                child,
-            )
+            if isinstance(child, ast.stmt) and not isinstance(child, ast.Continue | ast.Break):
+                yield attrs.evolve(within, lines=_own_lines(child)), here, child
+            else:
+                # A jump may be compiled into its condition, so that no test seems to run the line of a `continue`.
+                yield within, here, child
             yield from _walk(child, within, here)
 
 

@@ -57,6 +57,13 @@ def test_mutants_that_are_alike_have_names_of_their_own() -> None:
     assert len({mutant.key for mutant in mutants}) == len(mutants)
 
 
+@pytest.mark.parametrize("jump", ["continue", "break"])
+def test_a_jump_is_asked_of_the_tests_that_run_its_condition(jump: str) -> None:
+    source = f"def f():\n    for a in b:\n        if not (a and c):\n            {jump}\n        d(a)\n"
+    [mutant] = [one for one in mutants_of(ast.parse(source), "m.py") if one.before == jump]
+    assert (mutant.after, mutant.line, mutant.lines) == ("pass", 4, (3, 3))
+
+
 @pytest.mark.slow
 def test_a_run_says_which_test_killed_a_mutant_of_a_function(tmp_path: Path) -> None:
     source, tests = (

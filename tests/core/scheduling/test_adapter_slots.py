@@ -92,6 +92,17 @@ def test_the_row_of_an_adapter_that_makes_way_is_taken_by_the_one_that_waited() 
     assert names(there) == {"x", "plain"}  # at its old place
 
 
+def test_a_request_that_takes_the_slot_kept_for_it_takes_its_tokens_from_the_budget_of_the_step() -> None:
+    there = Stage(max_adapters=1, max_num_batched_tokens=8, num_blocks=64)
+    there.add("x", 3, adapter=adapter("x"))
+    there.step()
+    there.add("y", 6, adapter=adapter("y"))
+    there.add("plain", 40)
+    assert there.step() == [("x", 3, 1), ("plain", 0, 7)]
+    there.now_s += MAX_WAIT_S
+    assert there.step() == [("y", 0, 6), ("plain", 7, 2)]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_adapters_take_turns_also_where_the_policy_keeps_one_of_them_waiting(is_async: bool) -> None:
     there = Stage(

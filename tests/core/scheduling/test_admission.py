@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.core.make import make_request
 from triolet.core.journal import Journal, JournalEntry
 from triolet.core.scheduling.admission import (
+    MAX_ENDED,
     NEVER,
     RECENT_ENDINGS,
     Admission,
@@ -356,6 +357,17 @@ def test_deadlines_of_ended_requests_take_bounded_memory() -> None:
         assert deadlines.pop() == serial
         live.remove(serial)
     assert deadlines.next_s(live) == math.inf
+
+
+def test_the_earliest_time_of_a_live_request_stays_when_those_of_ended_ones_are_removed() -> None:
+    deadlines = Deadlines()
+    for at_s in (9.0, 5.0, 7.0):
+        deadlines.add(1, at_s)
+    for serial in range(10, 10 + 2 * MAX_ENDED):
+        deadlines.add(serial, 1.0)
+    assert deadlines.next_s({1}) == 5.0
+    assert len(deadlines._heap) == 1
+    assert deadlines.pop() == 1
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,17 @@ def test_accounts_stay_open_while_a_client_is_throttled_and_a_newcomer_starts_le
     assert line.queue.served("new") == 100
 
 
+def test_a_client_that_runs_a_request_and_waits_with_none_has_the_account_that_it_had() -> None:
+    line = Line()
+    line.wait("b")
+    line.run("a")
+    last = line.wait("a")
+    line.charge(b=100)
+    line.admit(last)
+    line.wait("c")  # starts level with b
+    assert line.served("abc") == [0, 100, 100]
+
+
 def test_a_client_that_leaves_and_owes_nothing_has_no_account() -> None:
     line = Line()
     line.wait("b")
@@ -331,6 +342,22 @@ def test_pooled_rows_lengthen_the_step_of_anothers_decode_by_three_tenths_at_mos
     assert (
         line.queue.portion(pooled[1], 50) == 50
     )  # a reader may be back, and gets a first token soon: no more
+
+
+def test_pooled_rows_lengthen_a_step_by_a_part_of_the_decodes_of_clients_that_are_not_throttled_alone() -> (
+    None
+):
+    line = Line(100.0)
+    line.queue._budget.costs = CostModel(fixed_s=9.0, row_s=1.0, token_s=0.25)
+    pooled = line.run("hog", 50, pooling=PoolingParams(task="embed"))
+    line.run("hog", 1)
+    for _ in range(6):
+        line.wait("hog")
+    line.run("light", 1)
+    line.run("light", 50)
+    line.queue.begin_step(0.0)
+    line.queue.taking_part(line.running)
+    assert line.queue.portion(pooled, 50) == 1 + (3 - 1) * 4  # a decode takes 10 seconds
 
 
 def test_a_client_is_throttled_for_5_seconds_after_the_last_one_with_few_requests_has_left() -> None:

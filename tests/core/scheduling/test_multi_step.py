@@ -8,7 +8,9 @@ import pytest
 
 from tests.core.stage import BLOCK_SIZE, Stage
 from triolet.core.request.grammar_state import Constraint, TokenMask
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.policies.fair import LINGER_S, FairQueue
 from triolet.core.step_plan import PlanRow, RowFailure, StepPlan, StepResult, steps_of
 
 
@@ -115,6 +117,38 @@ def test_a_prompt_is_computed_in_single_steps() -> None:
     assert stage.run().num_steps == 8
 
 
+def test_a_decode_beside_the_rest_of_a_prompt_is_computed_in_a_single_step() -> None:
+    stage = RunningStage()
+    stage.add("decodes", 3)
+    stage.add("prompt", 12)
+    assert stage.step() == [("decodes", 0, 3), ("prompt", 0, 5)]
+    plan = stage.run()
+    assert (stage.shares(plan), plan.num_steps) == ([("decodes", 3, 1), ("prompt", 5, 7)], 1)
+
+
+def test_an_answer_with_one_token_left_is_computed_in_a_single_step() -> None:
+    assert stage_with("a", max_tokens=2).run().num_steps == 1
+
+
+def test_a_row_bound_to_a_form_is_computed_in_single_steps() -> None:
+    stage = RunningStage()
+    entry = stage.add("a", 3, constraint=Constraint())
+    for position in range(2):
+        stage.scheduler.guide(entry.serial, TokenMask(position))
+        plan = stage.run()
+        assert plan.num_steps == 1
+        stage.end(plan)
+    assert len(entry.output_token_ids) == 2
+
+
+def test_the_last_token_of_a_pooled_prompt_is_computed_in_a_single_step() -> None:
+    stage = RunningStage()
+    stage.add("a", 9, pooling=PoolingParams(task="embed"))
+    assert stage.step() == [("a", 0, 8)]
+    plan = stage.run()
+    assert (stage.shares(plan), plan.num_steps) == ([("a", 8, 1)], 1)
+
+
 def test_who_waits_is_let_in_before_the_next_step() -> None:
     stage = stage_with("a", "b", max_num_seqs=2)
     stage.add("c", 3)
@@ -134,6 +168,14 @@ def test_who_was_in_a_step_that_crashed_is_computed_step_by_step() -> None:
     assert stage.run().num_steps == 1
 
 
+def test_a_request_beside_one_that_was_in_a_step_that_crashed_is_computed_step_by_step_as_well() -> None:
+    stage = stage_with("a", "b")
+    a, _ = stage.journal
+    stage.scheduler.recovery.poison_bisection.step_failed({a.serial: 4}, num_rows=1)
+    plan = stage.run()
+    assert (len(plan.rows), plan.num_steps) == (2, 1)
+
+
 def test_marks_follow_a_run() -> None:
     stage = stage_with("a")
     (a,) = stage.journal
@@ -141,6 +183,45 @@ def test_marks_follow_a_run() -> None:
     assert stage.scheduler.marks() == {a.serial: 4}
     stage.go_on(plan)
     assert stage.scheduler.marks() == {a.serial: 5}
+
+
+def test_a_request_that_ends_in_a_run_has_no_mark_any_more() -> None:
+    stage = RunningStage()
+    stage.add("a", 3, params={"stop_token_ids": [7]})
+    stage.add("b", 3)
+    stage.step()
+    b = list(stage.journal)[1]
+    stage.go_on(stage.run(), a=7)
+    assert stage.scheduler.marks() == {b.serial: 5}
+
+
+def test_each_step_of_a_run_is_charged_to_its_client() -> None:
+    stage = stage_with("a", policy="fair")
+    line = stage.scheduler._queues.waiting
+    assert isinstance(line, FairQueue)
+    assert line.served(None) == 3
+    plan = stage.run()
+    for number in range(3):
+        assert line.served(None) == 3 + 1 + number
+        plan = stage.go_on(plan)
+
+
+def test_a_client_that_leaves_in_a_run_has_left_at_the_last_step_of_it_and_not_at_its_beginning() -> None:
+    stage = RunningStage(policy="fair")
+    stage.add("a", 3, client="a")
+    b = stage.add("b", 3, client="b", params={"stop_token_ids": [7]})
+    stage.step()
+    line = stage.scheduler._queues.waiting
+    assert isinstance(line, FairQueue)
+    plan = stage.run()
+    stage.now_s = 100.0
+    plan = stage.go_on(plan)
+    stage.go_on(plan, is_last=True, b=7)
+    assert b.finish_reason is FinishReason.STOP
+    line.begin_step(100.0 + LINGER_S - 0.5)
+    assert line._active.has_lingering
+    line.begin_step(100.0 + LINGER_S)
+    assert not line._active.has_lingering
 
 
 # -------------------------------------------------------------------------------------- what ends it

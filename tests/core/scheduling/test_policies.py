@@ -14,6 +14,7 @@ from tests.source_tree import package_files, parse, where
 from triolet.config.engine import EngineConfig
 from triolet.core.journal import JournalEntry
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.budget import CostModel
 from triolet.core.scheduling.policies.fair import MAX_ACCOUNTS, QUANTUM, SLACK, FairQueue
 from triolet.core.scheduling.policies.registry import POLICIES
 
@@ -146,6 +147,41 @@ def test_a_better_priority_goes_before_the_prompts_of_others() -> None:
     stage.step()
     stage.add("b", 3, priority=0)
     assert stage.step() == [("b", 0, 3), ("a", 4, 1)]
+
+
+def test_no_request_makes_way_for_a_prompt_that_the_step_has_no_time_for() -> None:
+    stage = priority_stage(max_num_seqs=3, max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=2.0)
+    for name in "abc":
+        stage.add(name, 3, priority=1)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)
+    for name in "xy":
+        stage.add(name, 30, priority=0)
+    assert stage.step() == [("x", 0, 16), ("a", 3, 1), ("b", 3, 1)]  # 16 tokens take the 2 seconds
+    assert stage.waiting() == ["y", "c"]
+
+
+def test_a_prompt_of_a_better_priority_may_take_all_the_time_that_a_step_has_for_prompts() -> None:
+    stage = priority_stage(max_num_seqs=3, max_num_batched_tokens=64, num_blocks=64, max_prefill_delay_s=2.0)
+    stage.add("decodes", 3, priority=1)
+    stage.step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.125)  # 16 tokens take the 2 seconds
+    stage.add("worse", 30, priority=1)
+    assert stage.step() == [("decodes", 3, 1), ("worse", 0, 16)]
+    stage.add("better", 20, priority=0)
+    assert stage.step() == [("better", 0, 16), ("decodes", 4, 1)]
+    assert stage.step() == [("decodes", 5, 1), ("better", 16, 4), ("worse", 16, 12)]
+
+
+def test_a_request_that_loses_its_blocks_to_itself_takes_none_of_others() -> None:
+    stage = priority_stage(num_blocks=3, max_model_len=12)
+    stage.add("worse", range(7), priority=1)
+    stage.step(worse=7)
+    stage.step(worse=8)  # its two blocks are full now
+    stage.add("better", range(9), priority=0)
+    assert stage.step() == [("better", 8, 1)]  # it shares them, so that none of them got free
+    assert stage.waiting() == ["worse"]
+    assert stage.pool.num_available == 0
 
 
 def test_where_the_budget_is_used_up_a_better_priority_takes_a_token_of_it() -> None:
@@ -297,6 +333,28 @@ def test_with_more_clients_than_rows_a_long_answer_makes_way_after_a_quantum() -
     assert names(stage.step()) == ["a"]
 
 
+def test_no_client_makes_way_for_a_request_that_needs_blocks_which_would_be_freed_for_another_one() -> None:
+    stage = fair_stage(num_blocks=27, max_model_len=96, max_num_batched_tokens=96, max_num_seqs=16)
+    for client, num_tokens in (*(("many", 2),) * 4, *(("big", 11),) * 3, *(("poor", 1),) * 2, ("other", 30)):
+        stage.add(client, num_tokens, client=client)
+    stage.step()  # 4, 9, 2 and 8 blocks; 4 are free
+    stage.add("poor waits", 32, client="poor")  # may take a block of `many`, and would need three more
+    stage.add("other waits", 32, client="other")  # may take three of `big`
+    assert sorted(names(stage.step())) == sorted(["many"] * 4 + ["big"] * 3 + ["poor"] * 2 + ["other"])
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
+def test_no_client_makes_way_for_a_request_that_needs_more_blocks_than_it_has_to_free() -> None:
+    stage = fair_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64)
+    for client, num_tokens in (*(("big", 10),) * 3, ("light", 1)):
+        stage.add(client, num_tokens, client=client)
+    stage.step()  # 9 blocks and 1
+    # 2 are free, and 3 would be, if one of the others made way: those that are left are no two rows more.
+    stage.add("light waits", 30, client="light")  # 8 blocks
+    assert sorted(names(stage.step())) == ["big", "big", "big", "light"]
+    assert stage.scheduler.counters.num_preemptions == 0
+
+
 def test_within_a_client_priorities_count() -> None:
     stage = fair_stage(max_num_seqs=1)
     stage.add("a", 1, client="a", max_tokens=1)
@@ -335,9 +393,9 @@ def fair_queue(stage: Stage) -> FairQueue:
 def test_the_last_row_is_lost_at_a_gap_of_exactly_a_quantum() -> None:
     queue = fair_queue(fair_stage())
     queue._served.update(a=QUANTUM - 1)
-    assert not queue._makes_way("a", "b")
+    assert not queue._makes_way("a", "b", queue._num_rows)
     queue._served.update(a=QUANTUM)
-    assert queue._makes_way("a", "b")
+    assert queue._makes_way("a", "b", queue._num_rows)
 
 
 def test_waiting_requests_count_until_they_are_removed() -> None:

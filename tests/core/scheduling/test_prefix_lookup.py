@@ -7,7 +7,7 @@ import pytest
 from tests.core.make import make_request
 from tests.core.stage import Stage
 from triolet.core.kv_cache.prefix_cache import CacheNamespace
-from triolet.core.scheduling.admission import PrefixesInStep, find_computed, has_room
+from triolet.core.scheduling.admission import MAX_HELD, PrefixesInStep, find_computed, has_room
 from triolet.core.scheduling.sequence import Sequence
 
 BEGINNING = list(range(100, 112))  # three blocks
@@ -55,6 +55,14 @@ def test_those_that_wait_for_a_beginning_are_counted_as_deferred_and_those_that_
         stage.add(name, [*BEGINNING, end])
     stage.in_flight()
     assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (2, 2)
+
+
+def test_a_request_that_a_step_has_no_token_left_for_is_not_deferred() -> None:
+    stage = wide_stage(max_num_batched_tokens=len(BEGINNING) + 1)
+    for name, end in (("a", 1), ("b", 2)):
+        stage.add(name, [*BEGINNING, end])
+    stage.in_flight()
+    assert (stage.scheduler.num_waiting, stage.scheduler.num_deferred) == (1, 0)
 
 
 def test_a_beginning_of_exactly_one_block_is_waited_for() -> None:
@@ -190,6 +198,17 @@ def test_at_most_256_requests_wait_for_the_beginnings_of_a_step() -> None:
     assert prefixes.is_full
 
 
+@pytest.mark.parametrize(("num_deferred", "is_admitted"), [(MAX_HELD - 1, True), (MAX_HELD, False)])
+def test_a_step_that_defers_as_many_requests_as_it_may_looks_at_no_other_one(
+    num_deferred: int, is_admitted: bool
+) -> None:
+    stage = wide_stage()
+    for name in ("first", *("deferred",) * num_deferred):
+        stage.add(name, BEGINNING)
+    stage.add("other", 1)
+    assert stage.step() == [("first", 0, 12), ("other", 0, 1)][: 1 + is_admitted]
+
+
 def test_room_is_needed_for_the_blocks_that_are_missing_and_for_those_that_would_be_revived() -> None:
     stage = wide_stage(num_blocks=16)
     cache, pool = stage.scheduler.cache, stage.pool
@@ -204,6 +223,17 @@ def test_room_is_needed_for_the_blocks_that_are_missing_and_for_those_that_would
     assert not has_room(cache, entry, table[:2])  # two are revived, and none is left for the third
     pool.release(other)
     assert has_room(cache, entry, table[:2])
+
+
+@pytest.mark.parametrize(("num_tokens", "start"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8)])
+def test_without_a_cache_an_answer_takes_the_full_blocks_of_its_prompt_from_the_first_one_but_the_last_token(
+    num_tokens: int, start: int
+) -> None:
+    stage = wide_stage(enable_prefix_caching=False)
+    first = stage.add("first", range(num_tokens))
+    stage.journal.open(make_request(range(num_tokens), request_id="second", index=1), after=first)
+    assert stage.step() == [("first", 0, num_tokens)]
+    assert stage.step() == [("first", num_tokens, 1), ("second", start, num_tokens - start)]
 
 
 def test_tokens_of_a_prompt_left_in_the_cache_are_counted_once_and_without_those_found_there() -> None:

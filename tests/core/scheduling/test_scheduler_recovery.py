@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.core.stage import Stage
+from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.step_plan import StepPlan, StepResult
 
 
@@ -72,6 +73,21 @@ def test_after_a_step_that_fitted_one_row_leaves_a_step_that_does_not() -> None:
         stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
         assert stage.scheduler.counters.num_preemptions == num_preemptions
         assert len(stage.step()) == 4 - num_preemptions
+
+
+def test_the_last_requests_make_way_where_more_run_than_the_next_step_may_have() -> None:
+    stage = Stage(max_num_batched_tokens=16)
+    for name, length in (("large", 5), ("b", 3), ("c", 3)):
+        stage.add(name, length)
+    masked = stage.add("masked", 3, constraint=Constraint())
+    stage.scheduler.guide(masked.serial, TokenMask(0))
+    stage.step()
+    plan = stage.in_flight()  # without the last one, which awaits its next mask
+    assert stage.shares(plan) == [("large", 5, 1), ("b", 3, 1), ("c", 3, 1)]
+    stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+    assert stage.waiting() == ["large"]
+    assert stage.step() == [("b", 3, 1), ("c", 3, 1)]
+    assert stage.waiting() == ["large", "masked"]
 
 
 def test_a_step_that_did_not_fit_is_tried_with_the_rows_that_are_left() -> None:

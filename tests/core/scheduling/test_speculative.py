@@ -10,8 +10,10 @@ import pytest
 from tests.core.fake_model import CIRCLE, REPETITIVE, expected_answer
 from tests.core.scheduling.test_scheduler_walk import VOCAB, Walk, make_config
 from triolet.core.journal import JournalEntry
+from triolet.core.kv_cache.cache_groups import CacheGroups
 from triolet.core.request.grammar_state import Constraint, TokenMask
 from triolet.core.request.params import SamplingParams
+from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason, Request
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.scheduling.scheduler import Scheduler
@@ -113,16 +115,66 @@ def test_guesses_take_what_is_left_of_the_budget_after_those_who_wait() -> None:
     assert (chunk.num_tokens, decode.num_tokens, len(decode.draft_token_ids)) == (5, 5, 4)
 
 
-def test_a_guess_leaves_every_row_the_block_that_it_may_need_next() -> None:
+def test_the_drafts_of_a_step_share_what_is_left_of_its_budget() -> None:
+    walk = make_walk(max_num_batched_tokens=24, num_speculative_tokens=16, enable_prefix_caching=False)
+    ask(walk)
+    ask(walk, seed=1)
+    assert drafts(step(walk)) == [0, 0]
+    assert drafts(plan(walk).rows) == [16, 24 - 2 - 16]
+
+
+def test_a_scheduler_that_is_built_anew_counts_accepted_tokens_at_the_same_places() -> None:
+    walk = make_walk()
+    ask(walk)
+    walk.run()
+    counters = walk.scheduler.counters
+    accepted = list(counters.num_accepted_tokens_per_pos)
+    Scheduler(walk.config, walk.journal, counters)
+    assert counters.num_accepted_tokens_per_pos == accepted
+    assert len(accepted) == walk.config.num_speculative_tokens
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_a_guess_leaves_every_row_the_blocks_that_it_may_need_next(num_groups: int) -> None:
+    walk = make_walk(enable_prefix_caching=False, groups=CacheGroups((None,) * num_groups))
+    ask(walk)
+    ask(walk, seed=1)
+    step(walk)  # three full blocks each, in every group
+    pool = walk.scheduler.pool
+    taken = pool.allocate(pool.num_available - 4 * num_groups)
+    assert drafts(plan(walk).rows) == [3, 3]  # as far as the block goes that its next token needs
+    assert pool.num_available == 2 * num_groups
+    pool.release(taken, step_id=None)
+
+
+def test_a_block_that_one_draft_takes_is_there_for_no_other_one() -> None:
     walk = make_walk(enable_prefix_caching=False)
     ask(walk)
     ask(walk, seed=1)
     step(walk)  # three full blocks each
     pool = walk.scheduler.pool
-    taken = pool.allocate(pool.num_available - 4)
-    assert drafts(plan(walk).rows) == [3, 3]  # as far as the block goes that its next token needs
+    # Each row has one for its next token and one for the step after it, and there is one more.
+    taken = pool.allocate(pool.num_available - 5)
+    assert drafts(plan(walk).rows) == [4, 3]
     assert pool.num_available == 2
     pool.release(taken, step_id=None)
+
+
+@pytest.mark.parametrize(("max_tokens", "num_drafted"), [(2, 0), (3, 1), (5, 3), (6, 4), (7, 4)])
+def test_a_draft_is_as_long_as_the_answer_may_get_without_the_token_after_it(
+    max_tokens: int, num_drafted: int
+) -> None:
+    walk = make_walk()
+    ask(walk, max_tokens=max_tokens)
+    step(walk)  # its first token
+    assert drafts(plan(walk).rows) == [num_drafted]
+
+
+def test_a_pooled_prompt_has_no_draft() -> None:
+    walk = make_walk(max_num_batched_tokens=12)
+    ask(walk, prompt=CIRCLE * 2 + CIRCLE[:1], pooling=PoolingParams(task="embed"))
+    assert [(row.num_tokens, row.draft_token_ids) for row in step(walk)] == [(12, ())]
+    assert [(row.num_tokens, row.draft_token_ids) for row in plan(walk).rows] == [(1, ())]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 6])
@@ -250,6 +302,15 @@ def test_a_long_prompt_is_looked_at_bit_by_bit() -> None:
     walk = make_walk(num_blocks=400, max_num_batched_tokens=2000, max_model_len=1600)
     ask(walk, prompt=(CIRCLE * 300)[:length])
     assert [drafts(step(walk)) for _ in range(3)] == [[0], [0], [4]]
+
+
+@pytest.mark.parametrize(("num_more", "num_drafted"), [(0, 4), (1, 0)])
+def test_a_step_looks_at_as_many_tokens_as_it_may_and_at_none_more(num_more: int, num_drafted: int) -> None:
+    walk = make_walk(num_blocks=400, max_num_batched_tokens=2000, max_model_len=1600)
+    length = MAX_FOLLOWED_TOKENS - 1 + num_more  # and the first token of the answer
+    ask(walk, prompt=(CIRCLE * 300)[-length:])
+    step(walk)
+    assert drafts(plan(walk).rows) == [num_drafted]
 
 
 def test_the_prompts_of_a_step_share_the_tokens_that_are_looked_at() -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.core.stage import Share, Stage
 from triolet.core.request.pooling_params import PoolingParams
 from triolet.core.request.request import FinishReason
+from triolet.core.scheduling.budget import CostModel
 from triolet.core.step_plan import PooledVectors, StepPlan, StepResult
 
 POOLING = PoolingParams(task="embed")
 
 
-def encoder_stage(*lengths: int) -> Stage:
-    stage = Stage(
-        num_blocks=4,
-        block_size=64,
-        whole_prompts=True,
-        enable_prefix_caching=False,
-        max_num_batched_tokens=16,
-    )
+def encoder_stage(*lengths: int, **config: Any) -> Stage:
+    defaults: dict[str, Any] = {"num_blocks": 4, "block_size": 64, "max_num_batched_tokens": 16}
+    stage = Stage(**defaults | config, whole_prompts=True, enable_prefix_caching=False)
     for index, length in enumerate(lengths):
         stage.add("abcdefgh"[index], length, pooling=POOLING)
     return stage
@@ -48,6 +46,28 @@ def test_after_a_step_without_memory_prompts_are_smaller_in_number_and_never_in_
     assert len(finish(stage, stage.in_flight())) == 1
     assert len(finish(stage, stage.in_flight())) == 1
     assert stage.begin() is None
+
+
+def test_a_prompt_longer_than_a_step_may_be_after_one_without_memory_is_computed_alone() -> None:
+    stage = encoder_stage(10, 5)
+    plan = stage.in_flight()
+    stage.scheduler.apply(StepResult(plan.step_id, (), out_of_memory="planted"), 0.0)
+    assert finish(stage, stage.in_flight()) == [("b", 0, 5)]
+    assert finish(stage, stage.in_flight()) == [("a", 0, 10)]
+
+
+def test_whole_prompts_of_a_throttled_client_take_what_it_may_have_of_the_time_of_a_step() -> None:
+    stage = encoder_stage(policy="fair", fair_ttft_factor=2.0, max_num_batched_tokens=64)
+    stage.add("first", 1, pooling=POOLING)
+    stage.scheduler._token_budget.step_done(stage.in_flight(), 2.0)  # what a first step takes
+    stage.scheduler.abort(1)
+    stage.scheduler.abandon_step()
+    stage.scheduler._token_budget.costs = CostModel(row_s=1.0, token_s=0.5)
+    for number in range(4):
+        stage.add(f"hog {number}", 3, pooling=POOLING, client="hog")
+    stage.add("light", 3, pooling=POOLING, client="light")
+    # 2 seconds are a row and two further tokens.
+    assert sorted(finish(stage, stage.in_flight())) == [("hog 0", 0, 3), ("light", 0, 3)]
 
 
 def test_a_prompt_for_which_there_is_no_memory_alone_fails_alone() -> None:

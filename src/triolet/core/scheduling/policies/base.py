@@ -97,7 +97,8 @@ class WaitingQueue:
         """Return a request to admit before running ones are served, and the one to preempt if there is no room.
 
         Args:
-            running: all running requests; those already part of the coming step keep their place in it.
+            running: all running requests, or those that would be left; those already part of the coming step keep their
+                place in it.
             may_run: whether a waiting request may be admitted now.
         """
         return None

@@ -216,8 +216,9 @@ class FairQueue(WaitingQueue):
         # Clients that make way for an overtaking one sit this step out.
         overtakers = {client_of(other) for other in running if not other.is_unserved}
         clients = {client_of(other) for other in running} - overtakers
+        rows = self._num_rows
         self._resting = {
-            client for client in clients if any(self._makes_way(client, poor) for poor in overtakers)
+            client for client in clients if any(self._makes_way(client, poor, rows) for poor in overtakers)
         }
         return self._in_turns([other for other in running if client_of(other) not in self._resting])
 
@@ -287,20 +288,23 @@ class FairQueue(WaitingQueue):
     def overtaking(self, running: list[Sequence], may_run: MayRun) -> Overtaking | None:
         # The last request of the client with the most rows makes way.
         unserved: dict[Client, Sequence] = {}
+        # Not `_num_rows`: the planner also asks what would follow if some of them ran no more.
+        rows = Counter[Client]()
         for other in running:  # in order, so that the last one stays
+            rows[client_of(other)] += 1
             if other.is_unserved:
                 unserved[client_of(other)] = other
         for poor in sorted(self._queues.keys() - self._throttled, key=self._rank):
-            rich = [client for client in unserved if self._makes_way(client, poor)]
+            rich = [client for client in unserved if self._makes_way(client, poor, rows)]
             first = next(filter(may_run, self._queues[poor]), None)
             if rich and first is not None:
-                richest = max(rich, key=lambda client: (self._num_rows[client], self.served(client)))
+                richest = max(rich, key=lambda client: (rows[client], self.served(client)))
                 return first, unserved[richest]
         return None
 
-    def _makes_way(self, rich: Client, poor: Client) -> bool:
+    def _makes_way(self, rich: Client, poor: Client, num_rows: Counter[Client]) -> bool:
         ahead = self.served(rich) - self.served(poor)
-        return ahead >= QUANTUM or (ahead >= -SLACK and self._num_rows[rich] >= self._num_rows[poor] + 2)
+        return ahead >= QUANTUM or (ahead >= -SLACK and num_rows[rich] >= num_rows[poor] + 2)
 
     def started(self, sequence: Sequence) -> None:
         client = client_of(sequence)
