@@ -112,7 +112,8 @@ class RunnerAdapters:
         self._world, self._model = world, model
         self._kept: OrderedDict[str, None] = OrderedDict()
         self._problems: dict[int, str] = {}
-        self._unreported: set[int] = set()  # slots with a problem that no row has failed of
+        self._unreported: set[int | None] = set()  # slots with a problem that no row has failed of
+        self._reported: set[int | None] = set()  # slots with one that rows failed of first in the last step
         self._told: set[str] = set()
         self._has_begun = False
 
@@ -157,13 +158,18 @@ class RunnerAdapters:
 
     def judge(self, plan: StepPlan, result: StepResult) -> StepResult:
         """The result of a step, with a failure for each row whose adapter could not be loaded."""
+        if result.out_of_memory is not None:
+            return result
         starts = [self._model.rows[row.row_id].start for row in plan.rows]
         bad = [start for start in starts if start.adapter_slot in self._problems]
-        if not bad or result.out_of_memory is not None:
+        # One problem fails the rows of one step, and those of a step that was planned before its result was there; for
+        # the next ones the adapter must be read again.
+        felt = self._unreported | (self._reported if plan.is_ahead else set())
+        self._reported = self._unreported & {start.adapter_slot for start in bad}
+        self._unreported -= self._reported
+        if not bad:
             return result
-        # One problem fails the rows of one step; for the next ones the adapter must be read again.
-        self._world.folders.unplaced += [start for start in bad if start.adapter_slot in self._unreported]
-        self._unreported -= {start.adapter_slot for start in bad if start.adapter_slot is not None}
+        self._world.folders.unplaced += [start for start in bad if start.adapter_slot in felt]
         epochs = {start.epoch for start in bad}
         rows = [row for row in result.rows if row.epoch not in epochs]
         failures = [

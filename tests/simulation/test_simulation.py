@@ -248,3 +248,10 @@ def test_the_root_mends_three_crashes_and_the_engine_may_die_of_the_fourth(
     assert world.num_root_crashes == num_root_crashes
     assert world.may_die == (num_root_crashes > 3)
     assert world.violations == []
+
+
+def test_what_was_planned_before_an_adapter_was_known_to_be_lost_fails_of_it_too() -> None:
+    """In this story, rows of two steps that are in flight together have an adapter that cannot be read again."""
+    world = simulate(801_604)
+    assert len({start.request_id for start in world.folders.unplaced}) > 1
+    assert world.violations == []
