@@ -362,9 +362,9 @@ class Worker {
 
   template <class Rows, class Use>
   void dot_blocks(const Linear& linear, const Rows& rows, int num_rows, Use use) {
-    block_stage(linear, num_rows, [&](int panel, int panels, int first, int count) {
-      dot_block_panels(linear, panel, panels, rows.from(first, linear), count,
-                       [&](int mine, int row, const float* sums) { use(first + row, mine, sums); });
+    panel_stage(linear, num_rows, [&](int panel, int first, int count) {
+      dot_block_panel(linear, panel, rows.from(first, linear), count,
+                      [&](int row, const float* sums) { use(first + row, panel, sums); });
     });
   }
 

@@ -96,6 +96,20 @@ class ByteSums {
   static Words ready(Words signed_or_small) { return ADDED ? signed_or_small ^ 0x80808080u : signed_or_small; }
 };
 
+// Return a * b - c, of which c is rounded and a * b is not. Of a difference of two products GCC fuses either one, or none,
+// and chooses anew for each number of rows.
+INLINE Floats multiply_subtract(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(
+      _mm512_fmsub_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<Floats>(
+      _mm256_fmsub_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  return a * b - c;
+#endif
+}
+
 // Copy the integers of a group into column `column` of its words. at(k): the k-th.
 template <class At>
 INLINE void put_nibbles(At at, int column, uint8_t* words) {
@@ -190,42 +204,42 @@ struct PlainDots {  // Q4_0, Q5_0, Q8_0
 
 template <int TYPE_BITS>
 struct KDots {  // Q4_K, Q5_K
-  static constexpr int BITS = TYPE_BITS, ZERO = 0, HIGH = BITS == 5 ? 32 : 0;
+  static constexpr int BITS = TYPE_BITS, ZERO = 0, HIGH = BITS == 5 ? 4 : 0;  // bytes of fifth bits of a group
+  static constexpr int HEAD = 4, GROUP_BYTES = 2 + HIGH + 16;                 // of a column
   static constexpr bool HALVES = false, SCALED = true, MINIMA = true, ZEROS = false;
   explicit KDots(int) {}
   int inputs() const { return 256; }
-  int file_bytes() const { return 144 + HIGH; }
-  int panel_bytes() const { return (20 + HIGH + 128) * TILE_COLUMNS; }
+  int file_bytes() const { return 144 + 8 * HIGH; }
+  int panel_bytes() const { return (HEAD + 8 * GROUP_BYTES) * TILE_COLUMNS; }
+  // Return the offset of byte `byte` of a group's columns.
+  MEMBER static int place(int group, int byte) { return (HEAD + group * GROUP_BYTES + byte) * TILE_COLUMNS; }
 
   void put(const uint8_t* from, int column, uint8_t* to) const {
     std::memcpy(to + 2 * column, from, 2);
     std::memcpy(to + 2 * (TILE_COLUMNS + column), from + 2, 2);
     for (int group = 0; group < 8; ++group) {
-      to[(4 + group) * TILE_COLUMNS + column] = six_bits(from + 4, group, false);
-      to[(12 + group) * TILE_COLUMNS + column] = six_bits(from + 4, group, true);
-      const uint8_t* integers = from + 16 + HIGH + group / 2 * 32;
-      put_nibbles([&](int k) { return integers[k] >> (group % 2 * 4); }, column, to + (20 + 16 * group) * TILE_COLUMNS);
+      to[place(group, 0) + column] = six_bits(from + 4, group, false);
+      to[place(group, 1) + column] = six_bits(from + 4, group, true);
+      const uint8_t* integers = from + 16 + 8 * HIGH + group / 2 * 32;
+      put_nibbles([&](int k) { return integers[k] >> (group % 2 * 4); }, column, to + place(group, 2 + HIGH));
       if (BITS == 5)
-        put_fifth_bits([&](int k) { return (from[16 + k] >> group & 1) << 4; }, column,
-                       to + (148 + 4 * group) * TILE_COLUMNS);
+        put_fifth_bits([&](int k) { return (from[16 + k] >> group & 1) << 4; }, column, to + place(group, 2));
     }
   }
   MEMBER Words word(const uint8_t* block, int group, int word, int at) const {
-    const Words low = nibbles(block + (20 + 16 * group) * TILE_COLUMNS + 4 * at, word);
-    if constexpr (BITS == 5) return low | fifth_bits(block + (148 + 4 * group) * TILE_COLUMNS + 4 * at, word);
+    const Words low = nibbles(block + place(group, 2 + HIGH) + 4 * at, word);
+    if constexpr (BITS == 5) return low | fifth_bits(block + place(group, 2) + 4 * at, word);
     return low;
   }
   MEMBER Ints scales(const uint8_t* block, int group, int at, int) const {
-    return load_unsigned_twice(block + (4 + group) * TILE_COLUMNS + at);
+    return load_unsigned_twice(block + place(group, 0) + at);
   }
   MEMBER Floats factor(const uint8_t* block, int at) const { return load_halves(block + 2 * at); }
   MEMBER Floats minimum(const uint8_t* block, int group, int at) const {
-    return load_halves(block + 2 * (TILE_COLUMNS + at)) *
-           to_floats(load_unsigned(block + (12 + group) * TILE_COLUMNS + at));
+    return minimum_factor(block, at) * to_floats(load_unsigned(block + place(group, 1) + at));
   }
   MEMBER Ints minima(const uint8_t* block, int pair, int at) const {
-    const uint8_t* two = block + (12 + 2 * pair) * TILE_COLUMNS + at;
-    return load_unsigned(two) | load_unsigned(two + TILE_COLUMNS) << 16;
+    return load_unsigned(block + place(2 * pair, 1) + at) | load_unsigned(block + place(2 * pair + 1, 1) + at) << 16;
   }
   MEMBER Floats minimum_factor(const uint8_t* block, int at) const {
     return load_halves(block + 2 * (TILE_COLUMNS + at));
@@ -233,12 +247,14 @@ struct KDots {  // Q4_K, Q5_K
 };
 
 struct Q6KDots {
-  static constexpr int BITS = 6, ZERO = 32;
+  static constexpr int BITS = 6, ZERO = 32, HEAD = 2, GROUP_BYTES = 2 + 24;  // of a column
   static constexpr bool HALVES = true, SCALED = true, MINIMA = false, ZEROS = false;
   explicit Q6KDots(int) {}
   int inputs() const { return 256; }
   int file_bytes() const { return 210; }
   int panel_bytes() const { return 210 * TILE_COLUMNS; }
+  // Return the offset of byte `byte` of a group's columns.
+  MEMBER static int place(int group, int byte) { return (HEAD + group * GROUP_BYTES + byte) * TILE_COLUMNS; }
 
   void put(const uint8_t* from, int column, uint8_t* to) const {
     std::memcpy(to + 2 * column, from + 208, 2);
@@ -248,16 +264,15 @@ struct Q6KDots {
     };
     for (int group = 0; group < 8; ++group) {
       auto of_group = [&](int k) { return integer(GROUP * group + k); };
-      for (int half = 0; half < 2; ++half)
-        to[(2 + 2 * group + half) * TILE_COLUMNS + column] = from[192 + 2 * group + half];
-      put_six_bits(of_group, column, to + (18 + 24 * group) * TILE_COLUMNS);
+      for (int half = 0; half < 2; ++half) to[place(group, half) + column] = from[192 + 2 * group + half];
+      put_six_bits(of_group, column, to + place(group, 2));
     }
   }
   MEMBER Words word(const uint8_t* block, int group, int word, int at) const {
-    return six_bits_of(block + (18 + 24 * group) * TILE_COLUMNS + 4 * at, word);
+    return six_bits_of(block + place(group, 2) + 4 * at, word);
   }
   MEMBER Ints scales(const uint8_t* block, int group, int at, int half) const {
-    return load_signed_twice(block + (2 + 2 * group + half) * TILE_COLUMNS + at);
+    return load_signed_twice(block + place(group, half) + at);
   }
   MEMBER Floats minimum(const uint8_t*, int, int) const { return Floats{}; }
   MEMBER Floats factor(const uint8_t* block, int at) const { return load_halves(block + 2 * at); }
@@ -393,8 +408,12 @@ INLINE void add_block(const Format& format, const uint8_t* const* blocks, const 
       }
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) {
-      Floats sum = to_floats(whole[i][v]) * format.factor(blocks[v], 0, at[v]);
-      if constexpr (Format::MINIMA) sum -= to_floats(least[v]) * format.minimum_factor(blocks[v], at[v]);
+      const Floats factor = format.factor(blocks[v], 0, at[v]);
+      Floats sum = to_floats(whole[i][v]);
+      if constexpr (Format::MINIMA)
+        sum = multiply_subtract(sum, factor, to_floats(least[v]) * format.minimum_factor(blocks[v], at[v]));
+      else
+        sum *= factor;
       total[i][v] += sum * x.eighth_scales[at_row / GROUPS_OF_BLOCK];
     }
   }
@@ -703,39 +722,27 @@ INLINE void dot_panels(const Format& format, const uint8_t* const* panels, const
   }
 }
 
-// sums[PANELS][TILE_COLUMNS] = one row times some panels of the same format.
-template <int PANELS, class Format, class Rows>
-__attribute__((noinline)) void dot_row(const Format& format, const BlockPanel* panels, const Rows& x, int row,
-                                       int num_in, float* sums) {
-  constexpr int VECTORS = PANELS * TILE_VECTORS;
-  const uint8_t* blocks[VECTORS];
-  int at[VECTORS];
-#pragma GCC unroll 8
-  for (int v = 0; v < VECTORS; ++v) {
-    blocks[v] = panels[v / TILE_VECTORS].blocks;
-    at[v] = v % TILE_VECTORS * LANES;
-  }
-  Floats total[1][VECTORS] = {};
-  dot_panels(format, blocks, at, x, row, num_in, true, total);
-#pragma GCC unroll 8
-  for (int v = 0; v < VECTORS; ++v) store(sums + v * LANES, total[0][v]);
-}
-
 constexpr int PAIR = 2;  // vectors at once for several rows: sums and weights of more would not fit into the registers
 
 // sums[ROWS][TILE_COLUMNS] = a few rows times a panel.
 template <int ROWS, class Format, class Rows>
 __attribute__((noinline)) void dot_few(const Format& format, const uint8_t* panel, const Rows& x, int row, int num_in,
                                        float* sums) {
-  const uint8_t* const panels[PAIR] = {panel, panel};
-  for (int from = 0; from < TILE_VECTORS; from += PAIR) {
-    const int at[PAIR] = {from * LANES, (from + 1) * LANES};
-    Floats total[ROWS][PAIR] = {};
-    dot_panels(format, panels, at, x, row, num_in, from == 0, total);
+  // Where all sums of a group and of the rows fit, the panel is read as one ascending stream, which hardware prefetches
+  // best: with two panels in turns, or with prefetches of its own, a row takes twice as long.
+  constexpr int VECTORS = (2 * ROWS + 1) * TILE_VECTORS < REGISTERS ? TILE_VECTORS : PAIR;
+  const uint8_t* panels[VECTORS];
+  std::fill(panels, panels + VECTORS, panel);
+  for (int from = 0; from < TILE_VECTORS; from += VECTORS) {
+    int at[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) at[v] = (from + v) * LANES;
+    Floats total[ROWS][VECTORS] = {};
+    dot_panels(format, panels, at, x, row, num_in, VECTORS < TILE_VECTORS && from == 0, total);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 2
-      for (int v = 0; v < PAIR; ++v) store(sums + i * TILE_COLUMNS + (from + v) * LANES, total[i][v]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) store(sums + i * TILE_COLUMNS + (from + v) * LANES, total[i][v]);
   }
 }
 
@@ -798,14 +805,6 @@ __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* pan
 }
 
 template <class Rows>
-INLINE void dot_row_of(const BlockPanel* panels, bool is_pair, const Rows& x, int row, int num_in, float* sums) {
-  with_format(panels->format, panels->inputs, [&](auto format) {
-    if (is_pair) return dot_row<2>(format, panels, x, row, num_in, sums);
-    dot_row<1>(format, panels, x, row, num_in, sums);
-  });
-}
-
-template <class Rows>
 INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num_in, int rows, float* sums) {
   with_format(panel.format, panel.inputs, [&](auto format) {
     // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them.
@@ -832,19 +831,11 @@ INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num
 
 }  // namespace
 
-void dot_block_row(const BlockPanel* panels, bool is_pair, const Int8Rows& x, int row, int num_in, float* sums) {
-  dot_row_of(panels, is_pair, x, row, num_in, sums);
-}
-
 void dot_block_rows(const BlockPanel& panel, const Int8Rows& x, int row, int num_in, int rows, float* sums) {
   dot_rows_of(panel, x, row, num_in, rows, sums);
 }
 
 #if defined(__AVX512BF16__)
-void dot_block_row(const BlockPanel* panels, bool is_pair, const Bf16Rows& x, int row, int num_in, float* sums) {
-  dot_row_of(panels, is_pair, x, row, num_in, sums);
-}
-
 void dot_block_rows(const BlockPanel& panel, const Bf16Rows& x, int row, int num_in, int rows, float* sums) {
   dot_rows_of(panel, x, row, num_in, rows, sums);
 }

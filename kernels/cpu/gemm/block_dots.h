@@ -8,12 +8,14 @@
 // added in float32 in order, so that a row's result does not depend on the other rows. Weights are not rounded a second
 // time.
 //
-// A panel is stored block after block, in as many bytes as that of gemm/blocks.h: scales of all its columns, then words
-// of four inputs of each column. Of weights with four or five bits, a word's lower nibbles are four inputs and its upper
-// ones the next four; fifth bits are in words of their own. Of six bits, three words hold four: the upper two bits of
-// each are a part of the fourth. Few rows are multiplied with the panel as it is; for more, a part of it at a time is
-// unpacked into the L1 cache. With AMX, tiles multiply them (gemm/amx_blocks.h): with the same results of int8; sums of
-// bfloat16 are added in another order, the same one for any number of rows above TILE_ROWS.
+// A panel is stored block after block, in as many bytes as that of gemm/blocks.h, in the order in which it is read:
+// factors of all its columns, then for each group scales, minima, and words of four inputs of each column. One that is
+// read from its first byte to its last comes from memory twice as fast as one whose scales lie together at its head. Of
+// weights with four or five bits, a word's lower nibbles are four inputs and its upper ones the next four; fifth bits
+// are in words of their own. Of six bits, three words hold four: the upper two bits of each are a part of the fourth.
+// Few rows are multiplied with the panel as it is; for more, a part of it at a time is unpacked into the L1 cache. With
+// AMX, tiles multiply them (gemm/amx_blocks.h): with the same results of int8; sums of bfloat16 are added in another
+// order, the same one for any number of rows above TILE_ROWS.
 
 #pragma once
 
@@ -42,31 +44,17 @@ struct Bf16Rows {
   }
 };
 
-// sums = one row times a panel, or (`is_pair`) times two panels of the same format.
-void dot_block_row(const BlockPanel* panels, bool is_pair, const Int8Rows& x, int row, int num_in, float* sums);
-void dot_block_row(const BlockPanel* panels, bool is_pair, const Bf16Rows& x, int row, int num_in, float* sums);
-
 // sums[rows][TILE_COLUMNS] = rows from `row` on, at most ROW_BLOCK, times a panel.
 void dot_block_rows(const BlockPanel& panel, const Int8Rows& x, int row, int num_in, int rows, float* sums);
 void dot_block_rows(const BlockPanel& panel, const Bf16Rows& x, int row, int num_in, int rows, float* sums);
 
-// The same as multiply_block_panels, with such rows.
+// Compute one panel for all rows; see multiply_panel in gemm/linear.h. use(row, sums).
 template <class Rows, class Use>
-INLINE void dot_block_panels(const Linear& linear, int panel, int count, const Rows& x, int num_rows, Use use) {
+INLINE void dot_block_panel(const Linear& linear, int panel, const Rows& x, int num_rows, Use use) {
   alignas(64) float sums[ROW_BLOCK * TILE_COLUMNS];
-  const int num_in = linear.num_in;
-  const BlockPanel* panels = linear.panels + panel;
-  const bool is_pair =
-      num_rows == 1 && count == 2 && panels[0].format == panels[1].format && panels[0].inputs == panels[1].inputs;
-  if (is_pair) dot_block_row(panels, true, x, 0, num_in, sums);
-  for (int i = 0; i < count; ++i)
-    for (int block = 0; block < num_rows; block += ROW_BLOCK) {
-      const int rows = std::min(ROW_BLOCK, num_rows - block);
-      if (num_rows == 1 && !is_pair)
-        dot_block_row(panels + i, false, x, 0, num_in, sums);
-      else if (!is_pair)
-        dot_block_rows(panels[i], x, block, num_in, rows, sums);
-      use_rows(linear, panel + i, block, rows, is_pair ? sums + i * TILE_COLUMNS : sums,
-               [&](int row, const float* results) { use(panel + i, row, results); });
-    }
+  for (int block = 0; block < num_rows; block += ROW_BLOCK) {
+    const int rows = std::min(ROW_BLOCK, num_rows - block);
+    dot_block_rows(linear.panels[panel], x, block, linear.num_in, rows, sums);
+    use_rows(linear, panel, block, rows, sums, use);
+  }
 }

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from triolet.errors import KernelShapeError
 from triolet.kernels.cpu.abi import BlockPanelStruct
-from triolet.kernels.cpu.gemm.packing import CppLinear, huge_page_tensor, pack_column
+from triolet.kernels.cpu.gemm.packing import CppLinear, pack_column
+from triolet.kernels.cpu.huge_pages import huge_page_tensor
 
 
 @attrs.frozen

@@ -6,7 +6,6 @@ The layouts are described in linear.h, bf16x3.h, int8.h, int4.h and argmax_candi
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Iterator
 
 import attrs
@@ -16,6 +15,7 @@ from torch import Tensor
 from triolet.errors import KernelShapeError
 from triolet.kernels.cpu.abi import ArgmaxFilterStruct, BlockPanelStruct, LinearStruct
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
+from triolet.kernels.cpu.huge_pages import huge_page_tensor
 
 MODEL_DTYPES = (torch.float32, torch.bfloat16)
 """Supported dtypes of weights and activations."""
@@ -337,15 +337,6 @@ def _pack(library: ctypes.CDLL, weight: Tensor, *, gated: bool) -> Tensor:
 def _sizes(num_out: int, num_in: int, *, gated: bool) -> tuple[ctypes.c_int32, ...]:
     # arguments that all packing functions have in common
     return tuple(map(ctypes.c_int32, (num_out, num_in, gated, torch.get_num_threads())))
-
-
-def huge_page_tensor(count: int, dtype: torch.dtype) -> Tensor:
-    """Allocate an uninitialised tensor of `count` elements."""
-    # large pages: a step reads every weight once, so with pages of 4 KiB most accesses would miss the TLB
-    pages = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype, count=count)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
