@@ -206,6 +206,8 @@ async def _must_serve(world: World, engine: Engine) -> None:
     tokens_s = 3 * MAX_STEP_S * len(prompt)
     if world.story.operations:  # it may have to be woken
         tokens_s += OPERATION_S
+    if world.hung_s:  # an actor that has hung since it had nothing to read is found only now
+        tokens_s += world.longest_hang_s
     with trio.move_on_after(tokens_s):
         output = await engine.complete(prompt, SamplingParams(max_tokens=1, seed=1, ignore_eos=True))
         (record,) = world.records_of(trio.lowlevel.current_task())

@@ -255,3 +255,10 @@ def test_what_was_planned_before_an_adapter_was_known_to_be_lost_fails_of_it_too
     world = simulate(801_604)
     assert len({start.request_id for start in world.folders.unplaced}) > 1
     assert world.violations == []
+
+
+def test_an_actor_that_hangs_with_nothing_to_read_is_ended_once_there_is_something() -> None:
+    """In this story, the detokenizer hangs after the last client has gone, and another request comes later."""
+    world = simulate(815_783)
+    assert world.fired["detokenizer.hang"] == 1
+    assert world.violations == []
