@@ -18,7 +18,7 @@ from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.errors import WireError
 from triolet.protocol.pooling import NOT_OFFERED, ClassifyRequest, EmbeddingsRequest, PoolingRequest
-from triolet.protocol.responses.requests import CreateResponse, Echo, SamplingPlan, read_event
+from triolet.protocol.responses.requests import CreateResponse, RequestEcho, SamplingPlan, read_event
 from triolet.protocol.sampling import (
     HINTS,
     UNSUPPORTED,
@@ -178,7 +178,7 @@ def test_a_parameter_with_its_default_value_passes_everywhere(
 
 def test_a_websocket_refuses_what_http_refuses() -> None:
     request = CreateResponse.of(BODIES[RESPONSES])
-    planned = SamplingPlan(SamplingParams(), plan_tools(), Echo.of(request))
+    planned = SamplingPlan(SamplingParams(), plan_tools(), RequestEcho.of(request))
     for parameter in SAMPLING_PARAMETERS:
         if parameter.wire_name(RESPONSES) is None:
             body = {**BODIES[RESPONSES], parameter.name: value_of(parameter), "type": "response.create"}

@@ -300,7 +300,7 @@ Body = CreateResponse | CancelResponse | SteerResponse | ResumeResponse
 
 
 @attrs.frozen
-class Echo:
+class RequestEcho:
     """Parts of a request that may be long and stand in several events of its response, encoded once.
 
     A request is read in a thread if it is long, and its events are made in the event loop.
@@ -326,7 +326,7 @@ class SamplingPlan:
 
     params: SamplingParams
     tools: ToolPlan
-    echo: Echo
+    echo: RequestEcho
     model: str | None = None  # name of the model that it was made for; None for the server's first one
     adapter: str | None = None  # name of the adapter that the request asks for; it is `model`, too
     defaults: SamplingParams = attrs.field(factory=SamplingParams)  # of the model

@@ -36,7 +36,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
-from triolet.protocol.responses.requests import CreateResponse, Echo
+from triolet.protocol.responses.requests import CreateResponse, RequestEcho
 from triolet.protocol.responses.response_items import (
     Message,
     NewId,
@@ -98,7 +98,7 @@ class ResponseBuilder:
     created_at: int
     new_id: NewId
     plan: ToolPlan = attrs.field(factory=plan_tools)
-    echo: Echo = attrs.field()
+    echo: RequestEcho = attrs.field()
     adapter: str | None = None
     chat: tuple[Message, ...] = ()
     survives_restart: bool = False
@@ -121,8 +121,8 @@ class ResponseBuilder:
     plain_output: CompletionOutput | None = attrs.field(default=None, init=False)
 
     @echo.default
-    def _make_echo(self) -> Echo:
-        return Echo.of(self.request)
+    def _make_echo(self) -> RequestEcho:
+        return RequestEcho.of(self.request)
 
     def __attrs_post_init__(self) -> None:
         self._items = ResponseItems(self.new_id, self.plan)

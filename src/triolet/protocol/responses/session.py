@@ -43,7 +43,7 @@ from triolet.protocol.responses.requests import (
     CancelResponse,
     ClientEvent,
     CreateResponse,
-    Echo,
+    RequestEcho,
     ResumeResponse,
     SamplingPlan,
     SteerResponse,
@@ -294,7 +294,7 @@ class ResponsesContext:
         return SamplingPlan(
             request.sampling_params(self.defaults, tools),
             tools,
-            Echo.of(request),
+            RequestEcho.of(request),
             adapter or self.models[0],
             adapter,
             self.defaults,
