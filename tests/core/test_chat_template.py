@@ -986,8 +986,25 @@ def test_any_source_gives_text_or_the_one_error(parts: list[str], cut: int) -> N
         assert isinstance(template.render([SYSTEM, USER]), str)
 
 
-def test_a_rendering_leaves_nothing_for_the_garbage_collector() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content | trim | upper }}{% endfor %}")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.content | trim | upper }}{% endfor %}",
+        "{% macro big(m) %}{{ m.content | upper }}{% endmacro %}{% for m in messages %}{{ big(m) }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}B{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(messages | length) }}",
+        (
+            "{% macro a(n) %}{{ caller(n) }}{% endmacro %}{% for m in messages %}"
+            "{% call(n) a(m) %}{{ n.content | upper }}{% endcall %}{% endfor %}"
+        ),
+        (
+            "{% macro f(m) %}{{ m.content | upper }}{% endmacro %}{% set ns = namespace(f=f) %}"
+            "{% for m in messages %}{{ ns.f(m) }}{% endfor %}"
+        ),
+    ],
+    ids=["no macro", "macro", "recursive macro", "call block", "macro in a namespace"],
+)
+def test_a_rendering_leaves_nothing_for_the_garbage_collector(source: str) -> None:
+    template = ChatTemplate(source)
     template.render([{"role": "user", "content": "a"}])
     gc.collect()
     gc.disable()

@@ -99,3 +99,46 @@ async def test_a_request_that_is_refused_leaves_nothing_for_the_garbage_collecto
             gc.garbage.clear()
             gc.enable()
         assert frames == []
+
+
+def garbage_of(kinds: tuple[str, ...]) -> list[str]:
+    """Collect the garbage of reference cycles; return the types of what is in it from these packages."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    types = [f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage]
+    gc.set_debug(0)
+    gc.garbage.clear()
+    return [name for name in types if name.startswith(kinds)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_a_request_leaves_nothing_for_the_garbage_collector_also_if_its_client_leaves(
+    path: str, stream: bool, is_left: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def ask() -> None:
+        async with connected(scene) as client:
+            await client.send_all(request_of(path, stream, "close"))
+            if is_left:
+                await trio.testing.wait_all_tasks_blocked()
+                assert scene.engine.statistics().num_requests_live == 1
+                await client.aclose()
+            else:
+                assert (await rest_of(client)).startswith(b"HTTP/1.1 200")
+            await trio.sleep(10)
+            assert scene.engine.statistics().num_requests_live == 0
+
+    async with serving() as scene:
+        await ask()
+        gc.collect()
+        gc.disable()
+        try:
+            await ask()
+            # The streams of the test are Trio's, and in a cycle of their own.
+            assert (
+                garbage_of(("builtins.frame", "builtins.traceback", "triolet", "starlette", "hypercorn"))
+                == []
+            )
+        finally:
+            gc.enable()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from jinja2.environment import Template
 from jinja2.exceptions import TemplateError
 from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Macro
 
 from triolet.core.chat_template.forms import TemplateForms
 from triolet.core.chat_template.messages import (
@@ -83,9 +84,10 @@ class TemplateProgram:
         """
         environment = Sandbox(meter, strftime_now)
         template = Template.from_code(environment, self.code, environment.make_globals(None))
+        context = template.new_context(dict(variables))
         pieces, num_chars = [], 0
         try:
-            for piece in template.root_render_func(template.new_context(dict(variables))):
+            for piece in template.root_render_func(context):
                 pieces.append(piece)
                 # Counted while it renders: a loop of a template could fill the memory before its end.
                 num_chars += len(piece)
@@ -97,7 +99,17 @@ class TemplateProgram:
             environment.close()
             # The compiled functions are in the dict that they have their globals from.
             template.root_render_func.__globals__.clear()
+            # And a macro is in the context that its function has, and may call itself.
+            for value in context.vars.values():
+                if isinstance(value, Macro):
+                    value._func = _no_function
+            context.vars.clear()
         return "".join(pieces)
+
+
+def _no_function(*_: object) -> NoReturn:
+    """Take the place of the function of a macro whose rendering is over."""
+    raise RuntimeError("the rendering is over")
 
 
 def _line_of(error: Exception, template: Template) -> int | None:

@@ -39,7 +39,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState, H11SendableEvent
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, H11SendableEvent, Scope
 from hypercorn.utils import parse_socket_addr
 
 from triolet.observability.prometheus import UNMATCHED, GatewayMetrics
@@ -70,7 +70,7 @@ class HttpServer:
         head_timeout: float,
         metrics: GatewayMetrics,
     ) -> None:
-        self.app = ASGIWrapper(app)
+        self.app = _App(app)
         self.is_upgrade = is_upgrade
         self.head_timeout = head_timeout
         self.metrics = metrics
@@ -393,7 +393,7 @@ class _Http11(H11Protocol):
         app = self.app
         if self.connection.they_are_waiting_for_100_continue:
             self._is_body_wanted = False
-            self.app = ASGIWrapper(_TellingContinue(self._whole_app, self._tell_continue))
+            self.app = _App(_TellingContinue(self._whole_app, self._tell_continue))
         try:
             await super()._create_stream(plain)
         finally:
@@ -459,6 +459,29 @@ class _Http11(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+class _App(ASGIWrapper):
+    """ASGI app whose cancellation is one `Cancelled`, also where several of its tasks were cancelled.
+
+    hypercorn keeps the group of them in a frame that the group's traceback holds: each client that leaves in the middle
+    would leave a cycle, with its request and connection, to the garbage collector.
+    """
+
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+        sync_spawn: Callable[..., Any],
+        call_soon: Callable[..., Any],
+    ) -> None:
+        try:
+            await super().__call__(scope, receive, send, sync_spawn, call_soon)
+        except BaseExceptionGroup as group:
+            if group.split(trio.Cancelled)[1] is None:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            raise
 
 
 class _TellingContinue:
