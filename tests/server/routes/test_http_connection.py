@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
@@ -64,6 +65,22 @@ async def test_it_is_kept_for_a_while_and_not_for_ever(
         assert_all_blocks_back(scene.engine)
 
 
+async def garbage_of(ask: Callable[[], Awaitable[None]]) -> list[object]:
+    """Ask once, and once more; return what the second time leaves to the garbage collector."""
+    await ask()
+    gc.collect()
+    gc.disable()
+    try:
+        await ask()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 REFUSED = b'{"model":1,"messages":[{"role":2}],"tools":[{}]}'
 
 
@@ -86,29 +103,7 @@ async def test_a_request_that_is_refused_leaves_nothing_for_the_garbage_collecto
             assert (await rest_of(client)).startswith(b"HTTP/1.1 4")
 
     async with serving() as scene:
-        await ask()
-        gc.collect()
-        gc.disable()
-        try:
-            await ask()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            frames = [one for one in gc.garbage if type(one) is FrameType]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-        assert frames == []
-
-
-def garbage_of(kinds: tuple[str, ...]) -> list[str]:
-    """Collect the garbage of reference cycles; return the types of what is in it from these packages."""
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    gc.collect()
-    types = [f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage]
-    gc.set_debug(0)
-    gc.garbage.clear()
-    return [name for name in types if name.startswith(kinds)]
+        assert [one for one in await garbage_of(ask) if type(one) is FrameType] == []
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -130,15 +125,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector_also_if_its_cl
             assert scene.engine.statistics().num_requests_live == 0
 
     async with serving() as scene:
-        await ask()
-        gc.collect()
-        gc.disable()
-        try:
-            await ask()
-            # The streams of the test are Trio's, and in a cycle of their own.
-            assert (
-                garbage_of(("builtins.frame", "builtins.traceback", "triolet", "starlette", "hypercorn"))
-                == []
-            )
-        finally:
-            gc.enable()
+        types = [f"{type(one).__module__}.{type(one).__qualname__}" for one in await garbage_of(ask)]
+    # The streams of the test are Trio's, and in a cycle of their own.
+    kinds = ("builtins.frame", "builtins.traceback", "triolet", "starlette", "hypercorn")
+    assert [name for name in types if name.startswith(kinds)] == []
