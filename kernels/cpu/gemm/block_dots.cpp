@@ -333,13 +333,48 @@ INLINE void with_format(int32_t format, int inputs, Use use) {
 
 constexpr int BYTES_AHEAD = 2048;  // prefetch distance in a panel
 
-// Prefetch what comes BYTES_AHEAD after a group of a panel's block.
+// Return the size of a group's share of a panel's block, in bytes and in cache lines.
 template <class Format>
-INLINE void fetch_ahead(const Format& format, const uint8_t* block, int group) {
-  const int bytes = format.panel_bytes() / (format.inputs() / GROUP);
-  const uint8_t* next = block + group * bytes + BYTES_AHEAD;
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(next + line);
+INLINE int group_bytes(const Format& format) {
+  return format.panel_bytes() / (format.inputs() / GROUP);
 }
+template <class Format>
+INLINE int group_lines(const Format& format) {
+  return (group_bytes(format) + 63) / 64;
+}
+
+// Prefetch `count` cache lines from `first` on of what lies `ahead` bytes after a group of a panel's block.
+template <class Format>
+INLINE void fetch_lines(const Format& format, const uint8_t* block, int group, ptrdiff_t ahead, int first, int count) {
+  const uint8_t* from = block + group * group_bytes(format) + ahead;
+  for (int line = first; line < first + count; ++line) __builtin_prefetch(from + line * 64);
+}
+
+// What to prefetch beside each group: nothing, as hardware does it.
+struct NoPrefetch {
+  template <class Format>
+  MEMBER void operator()(const Format&, const uint8_t*, int) const {}
+};
+
+// What comes BYTES_AHEAD later in the panel.
+struct PrefetchAhead {
+  template <class Format>
+  MEMBER void operator()(const Format& format, const uint8_t* block, int group) const {
+    fetch_lines(format, block, group, BYTES_AHEAD, 0, group_lines(format));
+  }
+};
+
+// One of `num_parts` parts of the next panel, which this thread is likely to multiply next.
+struct PrefetchNextPanel {
+  int num_in, part, num_parts;
+
+  template <class Format>
+  MEMBER void operator()(const Format& format, const uint8_t* block, int group) const {
+    const int lines = (group_lines(format) + num_parts - 1) / num_parts;
+    const ptrdiff_t panel = static_cast<ptrdiff_t>(num_in / format.inputs()) * format.panel_bytes();
+    fetch_lines(format, block, group, panel, part * lines, lines);
+  }
+};
 
 // ------------------------------------------------------------------------------------ int8 activations
 
@@ -698,16 +733,16 @@ constexpr bool sums_blocks() {
   return false;
 }
 
-// total = ROWS rows times vectors of columns of panels as they are; `fetches`: prefetch them.
-template <int ROWS, int VECTORS, class Format, class Rows>
+// total = ROWS rows times vectors of columns of panels as they are; `fetches`: prefetch.
+template <int ROWS, int VECTORS, class Format, class Rows, class Prefetch>
 INLINE void dot_panels(const Format& format, const uint8_t* const* panels, const int* at, const Rows& x, int row,
-                       int num_in, bool fetches, Floats (&total)[ROWS][VECTORS]) {
+                       int num_in, bool fetches, Prefetch prefetch, Floats (&total)[ROWS][VECTORS]) {
   const InPanel<Format> in_panel(format);
   const int per_block = format.inputs() / GROUP;
   const uint8_t* blocks[VECTORS];
   std::copy(panels, panels + VECTORS, blocks);
   auto fetch = [&](int group) __attribute__((always_inline)) {
-    for (int v = 0; fetches && v < VECTORS; v += TILE_VECTORS) fetch_ahead(format, blocks[v], group);
+    if (fetches) prefetch(format, blocks[0], group);
   };
   for (int place = 0; place < num_in / GROUP; place += per_block) {
     if constexpr (sums_blocks<Format, Rows>())
@@ -724,13 +759,15 @@ INLINE void dot_panels(const Format& format, const uint8_t* const* panels, const
 
 constexpr int PAIR = 2;  // vectors at once for several rows: sums and weights of more would not fit into the registers
 
+// Return whether all sums of a group and of the rows fit, so that the panel is read as one ascending stream. Hardware
+// prefetches it best: with pairs of vectors in turns, or with prefetches of our own, a row was half as fast.
+constexpr bool reads_in_order(int rows) { return TILE_VECTORS == PAIR || (2 * rows + 1) * TILE_VECTORS < REGISTERS; }
+
 // sums[ROWS][TILE_COLUMNS] = a few rows times a panel.
-template <int ROWS, class Format, class Rows>
+template <int ROWS, class Format, class Rows, class Prefetch>
 __attribute__((noinline)) void dot_few(const Format& format, const uint8_t* panel, const Rows& x, int row, int num_in,
-                                       float* sums) {
-  // Where all sums of a group and of the rows fit, the panel is read as one ascending stream, which hardware prefetches
-  // best: with two panels in turns, or with prefetches of its own, a row takes twice as long.
-  constexpr int VECTORS = (2 * ROWS + 1) * TILE_VECTORS < REGISTERS ? TILE_VECTORS : PAIR;
+                                       Prefetch prefetch, float* sums) {
+  constexpr int VECTORS = reads_in_order(ROWS) ? TILE_VECTORS : PAIR;
   const uint8_t* panels[VECTORS];
   std::fill(panels, panels + VECTORS, panel);
   for (int from = 0; from < TILE_VECTORS; from += VECTORS) {
@@ -738,7 +775,7 @@ __attribute__((noinline)) void dot_few(const Format& format, const uint8_t* pane
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) at[v] = (from + v) * LANES;
     Floats total[ROWS][VECTORS] = {};
-    dot_panels(format, panels, at, x, row, num_in, VECTORS < TILE_VECTORS && from == 0, total);
+    dot_panels(format, panels, at, x, row, num_in, from == 0, prefetch, total);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
@@ -797,7 +834,7 @@ __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* pan
     const int count = std::min(tile.GROUPS, groups - place);
     for (int i = 0; i < count; ++i) {
       const uint8_t* block = panel + static_cast<ptrdiff_t>((place + i) / per_block) * format.panel_bytes();
-      fetch_ahead(format, block, (place + i) % per_block);
+      PrefetchAhead()(format, block, (place + i) % per_block);
       tile.unpack(blocks, block, (place + i) % per_block, i);
     }
     dot_tile(tile, x, row, num_in, rows, place, count, sums);
@@ -807,9 +844,14 @@ __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* pan
 template <class Rows>
 INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num_in, int rows, float* sums) {
   with_format(panel.format, panel.inputs, [&](auto format) {
-    // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them.
+    // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them. VNNI multiplies
+    // in other units than those that unpack: it takes less time to unpack for each group of rows than to store and load.
     constexpr int BITS = decltype(format)::BITS;
+#if defined(__AVX512VNNI__)
+    constexpr bool UNPACKS = !std::is_same_v<Rows, Int8Rows>;
+#else
     constexpr bool UNPACKS = BITS < 8 || !std::is_same_v<Rows, Int8Rows> || !ByteSums<BITS>::IN_PAIRS;
+#endif
     using Tile = decltype(tile_for(x, format));
 #if defined(AMX_TILES)
     using Format = decltype(format);
@@ -823,8 +865,15 @@ INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num
 #endif
     if constexpr (UNPACKS)
       if (rows > TILE_ROWS) return dot_many<Tile>(format, panel.blocks, x, row, num_in, rows, sums);
+    // The first rows take the panel from memory. Those after them find it in the L2 cache, and fetch the next one.
+    PrefetchNextPanel next{num_in, 0, (rows - 1) / TILE_ROWS};
     in_groups(rows, [&](auto size, int first) {
-      dot_few<size.value>(format, panel.blocks, x, row + first, num_in, sums + first * TILE_COLUMNS);
+      constexpr int ROWS = size.value;
+      using Ahead = std::conditional_t<reads_in_order(ROWS), NoPrefetch, PrefetchAhead>;
+      float* mine = sums + first * TILE_COLUMNS;
+      if (UNPACKS || first == 0) return dot_few<ROWS>(format, panel.blocks, x, row + first, num_in, Ahead(), mine);
+      if constexpr (!UNPACKS) dot_few<ROWS>(format, panel.blocks, x, row + first, num_in, next, mine);
+      ++next.part;
     });
   });
 }
