@@ -7,7 +7,9 @@ whole, responses over one WebSocket each, answers bound to JSON schemas (a new o
 come and go), and leave some of them in the middle. Every half minute the load pauses, and the memory of every process
 is read from /proc/PID/smaps_rollup. One JSON line per process at the end:
 
-    start_mb    private memory a tenth of the way, when caches and pools have their size
+    start_mb    private memory a tenth of the way, when caches and pools have their size: of pages that it has written.
+                Pages of libraries that are only read count as shared, though the system takes them for private while
+                no other program has them mapped
     end_mb      private memory at the end
     shared_mb   memory that it shares with others: libraries, and what a fork has of its parent
     imports_mb  private memory of the fork server, which has imported torch and the modules of a model and does nothing
@@ -15,6 +17,7 @@ is read from /proc/PID/smaps_rollup. One JSON line per process at the end:
     weights_mb  size of the weights, in the process of the model; kv_mb likewise, the KV cache
     rest_mb     end_mb without these three
     slope_mb_per_minute  of the private memory, by least squares from a tenth of the way on
+    series      of each round [minute, private memory in MB, requests so far], from the first one on
 
 Exits with 1 if a slope is 0.2 MB per minute or more, a request failed, or a block is not free at the end.
 """
@@ -74,15 +77,15 @@ def memory_of(pid: int) -> tuple[float, float] | None:
     except OSError:
         return None
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+    private = kilobytes["Private_Dirty"]
     return private / 1024, (kilobytes["Rss"] - private) / 1024
 
 
-def slope(points: list[tuple[float, float]]) -> float:
-    """Return the slope of a line through (minutes, MB), by least squares."""
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+def slope(points: list[tuple[float, float, int]]) -> float:
+    """Return the slope of a line through (minute, MB, requests), in MB per minute, by least squares."""
+    mean_x, mean_y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
+    spread = sum((x - mean_x) ** 2 for x, _, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y, _ in points) / spread if spread else 0.0
 
 
 # --------------------------------------------------------------------------------------------- load
@@ -163,7 +166,7 @@ async def client(address: str, seed: int, until: float, endings: Counter[str]) -
 async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], bool]:
     """Return a line per process, and whether all was well."""
     endings: Counter[str] = Counter()
-    history: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    history: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
     shared: dict[int, float] = {}
     with server() as (address, root):
         began = time.monotonic()
@@ -177,7 +180,8 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
             await trio.sleep(2)  # blocks in quarantine and closed connections are gone then
             for pid in processes_of(root):
                 if (memory := memory_of(pid)) is not None:
-                    history[pid].append(((time.monotonic() - began) / 60, memory[0]))
+                    minute = (time.monotonic() - began) / 60
+                    history[pid].append((minute, memory[0], sum(endings.values())))
                     shared[pid] = memory[1]
         alive = {pid: name_of(pid) for pid in processes_of(root)}
         metrics = await trio.to_thread.run_sync(get, f"{address}/metrics")
@@ -206,6 +210,7 @@ async def soak(minutes: float, num_clients: int) -> tuple[list[dict[str, Any]], 
             "kv_mb": kv_mb,
             "rest_mb": round(points[-1][1] - imports_mb - weights_mb - kv_mb, 1),
             "slope_mb_per_minute": round(slope(points), 3),
+            "series": [(round(minute, 2), round(mb, 2), count) for minute, mb, count in history[pid]],
         }
         lines.append({**common, **figures, "endings": dict(endings), "in_use": in_use, **machine()})
     has_failed = any("status" in ending or "error" in ending for ending in endings)
