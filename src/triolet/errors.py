@@ -105,14 +105,23 @@ class PromptTooLong(InvalidPrompt):
         num_prompt_tokens: length of the prompt, tokens.
         max_model_len: longest sequence of this engine, prompt and answer together, tokens.
         has_answer: whether the request wanted an answer.
+        is_estimate: whether `num_prompt_tokens` is about the length only.
     """
 
-    def __init__(self, num_prompt_tokens: int, max_model_len: int, *, has_answer: bool = True) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        *,
+        has_answer: bool = True,
+        is_estimate: bool = False,
+    ) -> None:
         no_room = ", which leaves no room for an answer" if has_answer else ""
+        about = "about " if is_estimate else ""
         super().__init__(
             # Clients such as litellm look for the first sentence, which is vLLM's and OpenAI's.
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
-            f"{num_prompt_tokens} tokens{no_room}. Please shorten the prompt.",
+            f"{about}{num_prompt_tokens} tokens{no_room}. Please shorten the prompt.",
             field="prompt",
             got=num_prompt_tokens,
         )

@@ -258,6 +258,23 @@ def test_a_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -> None:
         driven(steps, Tokenized("long", (), (), num_unlisted=900))
 
 
+@pytest.mark.parametrize(("is_estimate", "number"), [(False, "900 tokens"), (True, "about 900 tokens")])
+def test_a_prompt_that_is_too_long_is_said_to_have_about_so_many_tokens_where_they_are_estimated(
+    is_estimate: bool, number: str
+) -> None:
+    tokenized = Tokenized("long", (), (), num_unlisted=900, is_estimate=is_estimate)
+    pooled_by = builder(tokenizer=Letters(), pooling=EMBEDDER)
+    for steps in (
+        builder(tokenizer=Letters()).tokenize(ParsedPrompt(content="long"), SamplingParams()),
+        pooled_by.tokenize_pooled(ParsedPrompt(content="long"), PoolingParams(task="embed"), None),
+    ):
+        with pytest.raises(
+            PromptTooLong, match=f"maximum context length is 8 .*, your prompt has {number}"
+        ) as told:
+            driven(steps, tokenized)
+        assert told.value.num_prompt_tokens == 900
+
+
 # --------------------------------------------------------------------------- prompts to be pooled
 
 
@@ -285,9 +302,12 @@ def test_a_pooled_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -
     with pytest.raises(PromptTooLong, match=r"your prompt has 300000 tokens\. Please"):
         pooled(ParsedPrompt(content="long"), None, unlisted)
     with pytest.raises(
-        InvalidPrompt, match="at most 131072 tokens for truncate_prompt_tokens to cut it; got about 300000"
+        InvalidPrompt, match=r"at most 131072 tokens for truncate_prompt_tokens to cut it; got 300000$"
     ):
         pooled(ParsedPrompt(content="long"), 4, unlisted)
+    estimated = attrs.evolve(unlisted, is_estimate=True)
+    with pytest.raises(InvalidPrompt, match=r"to cut it; got about 300000$"):
+        pooled(ParsedPrompt(content="long"), 4, estimated)
 
 
 def test_a_pooled_prompt_is_encoded_as_a_text_or_a_pair() -> None:

@@ -13,6 +13,7 @@ import tokenizers
 import transformers
 
 from tests.model.tiny import SPECIAL_TOKENS, change_json, make_model
+from triolet.config.server import GatewayConfig
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.core.tools.answer import tool_parser_named
@@ -21,6 +22,7 @@ from triolet.ipc.grammar import Vocabulary
 from triolet.model.folder.generation_config import read_generation_defaults
 from triolet.model.tokenizer.tokenizer import (
     LONG_TEXT_CHARS,
+    MAX_CUT_TOKENS,
     WHOLE_TEXT_CHARS,
     WINDOW_CHARS,
     TextTokenizer,
@@ -246,7 +248,12 @@ def test_a_text_that_is_much_too_long_is_never_encoded_as_a_whole(
     told = watched.tokenize(Tokenize(prompt, max_tokens=num_tokens // 4))
     assert told.token_ids == ()
     assert told.num_tokens == pytest.approx(num_tokens, rel=0.001)
+    assert told.is_estimate
     assert 0 < max(recorder.lengths) <= WINDOW_CHARS
+
+
+def test_the_cuts_of_the_longest_body_add_no_more_tokens_than_are_allowed_for() -> None:
+    assert GatewayConfig().max_body_bytes / WINDOW_CHARS <= MAX_CUT_TOKENS
 
 
 def test_a_long_text_near_the_limit_is_counted_exactly(folder: Path) -> None:
@@ -255,7 +262,21 @@ def test_a_long_text_near_the_limit_is_counted_exactly(folder: Path) -> None:
     whole = ours.tokenize(Tokenize(text))
     assert ours.tokenize(Tokenize(text, max_tokens=whole.num_tokens)) == whole
     told = ours.tokenize(Tokenize(text, max_tokens=whole.num_tokens - 1))
-    assert (told.token_ids, told.num_tokens) == ((), whole.num_tokens)
+    assert (told.token_ids, told.num_tokens, told.is_estimate) == ((), whole.num_tokens, False)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("in_front", ["", "</s>"])
+def test_a_number_of_tokens_is_called_an_estimate_if_and_only_if_a_text_was_counted_in_windows(
+    folder: Path, allowed: bool, in_front: str
+) -> None:
+    ours = load_tokenizer(folder, allow_special_tokens=allowed)
+    assert ours is not None
+    for num_chars, is_estimate in ((WHOLE_TEXT_CHARS // 2, False), (2 * WHOLE_TEXT_CHARS, True)):
+        told = ours.tokenize(Tokenize(in_front + "a b " * (num_chars // 4), max_tokens=1))
+        assert (told.token_ids, told.is_estimate) == ((), is_estimate)
+        about = "about " if is_estimate else ""
+        assert told.shown_num_tokens == f"{about}{told.num_unlisted}"
 
 
 def test_many_tokens_are_decoded_as_few_are(folder: Path) -> None:

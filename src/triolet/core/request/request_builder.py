@@ -218,9 +218,12 @@ class RequestBuilder:
             tokenized = yield from self._encoded(message)
             if (num_tokens := tokenized.num_unlisted) and is_cut:
                 rule = f"must have at most {longest} tokens for truncate_prompt_tokens to cut it"
-                raise InvalidPrompt(f"prompt {rule}; got about {num_tokens}", field="prompt", got=num_tokens)
+                shown_number = tokenized.shown_num_tokens
+                raise InvalidPrompt(f"prompt {rule}; got {shown_number}", field="prompt", got=num_tokens)
             if num_tokens:
-                raise PromptTooLong(num_tokens, info.max_model_len, has_answer=False)
+                raise PromptTooLong(
+                    num_tokens, info.max_model_len, has_answer=False, is_estimate=tokenized.is_estimate
+                )
         most = info.max_model_len if most_tokens == -1 else most_tokens
         if most is not None and (num_cut := len(tokenized.token_ids) - most) > 0 and keeps_end:
             # The second text of a pair moves with the tokens.
@@ -269,7 +272,9 @@ class RequestBuilder:
             )
             tokenized = yield from self._encoded(message)
             if tokenized.num_unlisted:
-                raise PromptTooLong(tokenized.num_tokens, info.max_model_len)
+                raise PromptTooLong(
+                    tokenized.num_tokens, info.max_model_len, is_estimate=tokenized.is_estimate
+                )
             if prompt.token_ids is not None:
                 tokenized = attrs.evolve(tokenized, text=prompt.text, token_ids=prompt.token_ids)
         token_ids = tokenized.token_ids

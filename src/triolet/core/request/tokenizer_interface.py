@@ -62,7 +62,8 @@ class Tokenize:
     marks: tuple[str, ...] = ()  # texts to encode as they stand in an answer
     # False to leave out the special tokens that the tokenizer puts around a text; a chat says it in `ChatPrompt`.
     add_special_tokens: bool = True
-    # Longest prompt whose ids are wanted, tokens; of a longer one about their number is told. None for no limit.
+    # Longest prompt whose ids are wanted, tokens; of a longer one their number is told, or an estimate. None for no
+    # limit.
     max_tokens: int | None = None
 
 
@@ -76,11 +77,16 @@ class Tokenized:
     marks_token_ids: tuple[tuple[int, ...], ...] = ()  # ids of each mark
     # Position of the first token of the type that marks the second text of a pair; None for no such token.
     token_type_start: int | None = None
-    num_unlisted: int = (
-        0  # length, about, of a prompt that is longer than `Tokenize.max_tokens`: it has no `token_ids`
-    )
+    # Length of a prompt that is longer than `Tokenize.max_tokens`: it has no `token_ids`.
+    num_unlisted: int = 0
+    is_estimate: bool = False  # whether `num_unlisted` is about the length only
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt, tokens; about, where they are not listed."""
+        """Length of the prompt, tokens; about, if it is an estimate."""
         return len(self.token_ids) + self.num_unlisted
+
+    @property
+    def shown_num_tokens(self) -> str:
+        """Length of the prompt as an error says it."""
+        return f"about {self.num_tokens}" if self.is_estimate else str(self.num_tokens)

@@ -91,9 +91,28 @@ def _replaces_text(part: Mapping[str, Any]) -> bool:
 
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-LONG_TEXT_CHARS = 4096  # takes some 5 ms to encode
+# A shorter text takes less than half a millisecond to encode, where each byte is a token.
+LONG_TEXT_CHARS = 512
 WHOLE_TEXT_CHARS = 2**17  # up to this length a text is encoded before its length in tokens is known
-WINDOW_CHARS = 2**16  # of a longer one, whose tokens are counted first
+# Of a longer one, whose tokens are counted first. So few take memory that the process has; for 2**15 and more
+# characters the system is asked for some each time, which stops all threads for milliseconds.
+WINDOW_CHARS = 2**13
+# Tokens that the cuts between windows may add to a text of 4 MiB, whose tokens may be as long as windows: one for each.
+MAX_CUT_TOKENS = 1000
+
+
+@attrs.frozen
+class EstimatedIds(Sequence[int]):
+    """Numbers in place of the ids of a text, about as many as it has tokens."""
+
+    _numbers: range
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._numbers[index]
+        return EstimatedIds(found) if isinstance(found, range) else found
 
 
 @attrs.frozen(eq=False)
@@ -153,8 +172,8 @@ class TextTokenizer:
             return unlisted
         return _ids(self._encoding(text, add_special_tokens=add_special_tokens), max_tokens)
 
-    def _unlisted(self, max_tokens: int | None, *texts: str) -> range | None:
-        """Return a range of about as many numbers as texts have tokens; None if they are not much too long.
+    def _unlisted(self, max_tokens: int | None, *texts: str) -> EstimatedIds | None:
+        """Count about the tokens of texts; None if they are not much too long.
 
         A text of 4 MiB may have millions of tokens. They would take 140 bytes each, and all threads of the process wait
         while the system gives and takes so much memory.
@@ -167,7 +186,8 @@ class TextTokenizer:
             for start in range(0, len(text), WINDOW_CHARS)
         )
         # A cut adds or takes away a few tokens, of texts with very long words perhaps some more.
-        return range(num_tokens) if num_tokens > 1.1 * max_tokens + 1000 else None
+        is_too_long = num_tokens > 1.1 * max_tokens + MAX_CUT_TOKENS
+        return EstimatedIds(range(num_tokens)) if is_too_long else None
 
     def _encode_marked(
         self, marked: MarkedText, *, add_special_tokens: bool, max_tokens: int | None
@@ -253,7 +273,8 @@ class TextTokenizer:
         bad_words = self.encode_bad_words(message.bad_words)
         num_tokens = sum(map(len, parts))
         if most is not None and num_tokens > most:
-            return Tokenized(text, (), bad_words, marks, num_unlisted=num_tokens)
+            is_estimate = any(isinstance(part, EstimatedIds) for part in parts)
+            return Tokenized(text, (), bad_words, marks, num_unlisted=num_tokens, is_estimate=is_estimate)
         token_ids = tuple(parts[0]) if len(parts) == 1 else tuple(chain.from_iterable(parts))
         return Tokenized(text, token_ids, bad_words, marks, token_type_start)
 

@@ -177,7 +177,7 @@ def _most_listed(context: AppContext) -> int:
 
 def _too_long(field: str, most: int, tokenized: Tokenized) -> WireError:
     return WireError(
-        f"{field} must have at most {most} tokens here, got about {tokenized.num_tokens}", param=field
+        f"{field} must have at most {most} tokens here, got {tokenized.shown_num_tokens}", param=field
     )
 
 
