@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from triolet import SamplingParams
+from triolet.core import json_text
 from triolet.core.request import structured_outputs as rules
 from triolet.core.request.structured_outputs import (
     MAX_CHOICES,
@@ -184,6 +185,33 @@ def test_a_level_of_a_schema_has_no_more_values_than_a_text_has_characters(
     monkeypatch.setattr(rules, "MAX_TEXT_CHARS", 5)
     assert "structured_outputs.json must have at most 5 values, got 6" in str(refusal(json={"a": [1] * 6}))
     assert "at most 5 characters" in str(refusal(json={"a": [1] * 5}))  # the text of them is longer
+
+
+@pytest.mark.parametrize("kind", ["json", "structural_tag", "tool_calls"])
+@pytest.mark.parametrize("value", [{"a": "xxxx"}, {"xxxx": 1}, {"a": [1] * 4}])
+def test_data_that_is_too_long_is_refused_before_any_of_it_is_written(
+    kind: str, value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(*_: object) -> str:
+        raise AssertionError("it is written")
+
+    monkeypatch.setattr(json_text, "encode", written)
+    monkeypatch.setattr(rules, "MAX_TEXT_CHARS", 10)
+    assert f"structured_outputs.{kind} must have at most 10 characters, got more" in str(
+        refusal(**{kind: value})
+    )
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_long_form_is_read_and_written_piece_by_piece(
+    is_text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = {"enum": [[number] for number in range(json_text.SHORT_CHARS)]}
+    text = json.dumps(schema)
+    # What is written in C, and what reads in C: without them nothing is done in one call.
+    monkeypatch.setattr("json.encoder.c_make_encoder", lambda *_: pytest.fail("all is written in one call"))
+    monkeypatch.setattr("json._default_decoder", None)
+    assert StructuredOutputsParams(json=text if is_text else schema).json == text
 
 
 @pytest.mark.parametrize("inner", [{"type": "string"}, {"enum": 5, "type": "string"}])

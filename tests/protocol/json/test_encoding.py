@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from triolet.core import json_text
+from triolet.protocol.json import encoding
 from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode, encode_long
+from triolet.protocol.json.parsing import WINDOW, between_windows
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,43 @@ def test_items_and_texts_that_are_encoded_already_come_out_as_if_they_were_not()
         "inner": {"said": EncodedText("ö")},
     }
     assert encode(known) == json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("text", ['a "b"\u2028😀\\' * WINDOW, "x" * WINDOW, "x" * (WINDOW + 1)])
+def test_a_long_text_is_encoded_window_by_window(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    dumps = encoding._dumps
+
+    def recorded(value: Any) -> str:
+        lengths.append(len(value))
+        return dumps(value)
+
+    monkeypatch.setattr(encoding, "_dumps", recorded)
+    num_pauses = 0
+
+    def pause() -> None:
+        nonlocal num_pauses
+        num_pauses += 1
+
+    between_windows.set(pause)
+    assert EncodedText(text).json == json.dumps(text, ensure_ascii=False)
+    assert max(lengths) <= WINDOW and num_pauses == len(lengths) == -(-len(text) // WINDOW)
+
+
+def test_long_items_are_encoded_with_a_place_to_stop_after_each_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[object] = []
+    encode_item = json_text.encode
+
+    def recorded(encoder: json.JSONEncoder, value: object) -> str:
+        written.append(value)
+        return encode_item(encoder, value)
+
+    monkeypatch.setattr(json_text, "encode", recorded)
+    items = [{"a": [1] * json_text.SHORT_CHARS}, {"b": 2}]
+    assert EncodedItems.of(items).texts == tuple(json.dumps(item, separators=(",", ":")) for item in items)
+    assert written == items
 
 
 def test_lists_that_know_their_json_can_be_added() -> None:

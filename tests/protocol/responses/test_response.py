@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,12 +47,16 @@ def test_long_parts_that_a_response_repeats_are_encoded_once_where_the_request_i
 ) -> None:
     encoded: list[int] = []
 
-    def dumps(value: object, **options: Any) -> str:
-        text = json.dumps(value, **options)
-        encoded.append(len(text))
-        return text
+    class Recorder(json.JSONEncoder):
+        def iterencode(self, o: Any, _one_shot: bool = False) -> Iterator[str]:
+            for text in super().iterencode(o, _one_shot):
+                encoded.append(len(text))
+                yield text
 
-    monkeypatch.setattr(encoding, "json", SimpleNamespace(dumps=dumps))
+        def encode(self, o: Any) -> str:
+            return "".join(self.iterencode(o))
+
+    monkeypatch.setattr(encoding, "_ENCODER", Recorder(ensure_ascii=False, separators=(",", ":")))
     tool = {"type": "function", "name": "f", "parameters": {"enum": list(range(10_000))}}
     subject = answer(instructions="x" * 50_000, tools=[tool])
     assert sum(encoded) > 90_000

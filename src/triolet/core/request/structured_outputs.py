@@ -6,13 +6,14 @@ Only types, sizes and combinations of fields are checked here. Whether a grammar
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Callable, Mapping, Sequence
+from json import JSONEncoder
 from types import NoneType
 from typing import Any
 
 import attrs
 
+from triolet.core import json_text
 from triolet.errors import InvalidParams, shown
 
 MAX_NESTING = 64
@@ -25,6 +26,7 @@ MAX_TEXT_CHARS = 2**20
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
 JSON_KINDS = ("json", "json_object", "structural_tag", "tool_calls")
 WHOLE_ANSWER_FORMAT = "gpt_oss"
+_ENCODER = JSONEncoder(default=dict, ensure_ascii=False, allow_nan=False)
 CALL_FORMATS = ("hermes", "llama3_json", "mistral", WHOLE_ANSWER_FORMAT)
 
 
@@ -71,8 +73,11 @@ def _json(
     if not isinstance(value, Mapping | bool):
         raise _wrong(field.name, f"must be {rule}: a mapping, or its text", value)
     _check_nesting(value, field.name)
+    if json_text.is_longer(value, MAX_TEXT_CHARS):
+        rule = f"must have at most {MAX_TEXT_CHARS} characters"
+        raise InvalidParams(f"{name} {rule}, got more.", field=name, got=shown(value))
     try:
-        text = json_text.dumps(value, default=dict, ensure_ascii=False, allow_nan=False)
+        text = json_text.encode(_ENCODER, value)
     except (TypeError, ValueError) as error:
         raise InvalidParams(f"{name} must be {rule}: {error}", field=name, got=shown(value)) from None
     if check is not None:

@@ -14,12 +14,12 @@ Schema and messages follow vLLM's where vLLM has them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from triolet.core import json_text
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import Tokenize, TokenizerInterface
 from triolet.core.tools.answer import NO_TOOLS, AnswerParser, Splitter
@@ -56,7 +56,7 @@ def leaves_room_for_calls(form: StructuredOutputsParams) -> bool:
 
 def schema_of(form: StructuredOutputsParams) -> dict[str, Any]:
     """Return the schema of a form that is JSON."""
-    schema = json.loads(form.json) if form.json is not None else {"type": "object"}
+    schema = json_text.loads(form.json) if form.json is not None else {"type": "object"}
     # A schema may also be just true or false.
     return schema if isinstance(schema, dict) else {"anyOf": [schema]}
 
@@ -125,7 +125,7 @@ def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
     if len(tools) > MAX_TOOLS:
         raise wrong("tools", f"must have at most {MAX_TOOLS} entries", len(tools))
     parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
-    if _is_longer([(tool.description, tool.parameters) for tool in parsed], MAX_TOOLS_CHARS):
+    if json_text.is_longer([(tool.description, tool.parameters) for tool in parsed], MAX_TOOLS_CHARS):
         rule = f"must have at most {MAX_TOOLS_CHARS} characters of descriptions and schemas in all"
         raise InvalidRequest(f"tools {rule}, got more", field="tools")
     names = [tool.name for tool in parsed]
@@ -168,30 +168,6 @@ def _parse_tool(tool: object, field: str) -> FunctionTool:
         rule = "must not look around or refer back in a strict function, of whose pattern a grammar is made"
         raise wrong(f"{field}.parameters.{place}", rule, pattern)
     return FunctionTool(name=name, description=description, parameters=parameters or {}, strict=strict)
-
-
-def _is_longer(value: object, max_chars: int) -> bool:
-    """Tell whether a value is longer as JSON; numbers count as their shortest, and what it holds twice counts once."""
-    left, seen = [value], set[int]()
-    while left and max_chars >= 0:
-        item = left.pop()
-        if isinstance(item, Mapping | list | tuple):
-            if id(item) in seen:  # a value that contains itself is refused elsewhere
-                continue
-            seen.add(id(item))
-        match item:
-            case str(text):
-                max_chars -= len(text) + 3  # its quotes, and a comma or a colon
-            case Mapping() as members:
-                left += members.keys()
-                left += members.values()
-                max_chars -= 3
-            case list() | tuple() as items:
-                left += items
-                max_chars -= 3
-            case _:
-                max_chars -= 2
-    return max_chars < 0
 
 
 def _is_plain(name: str) -> bool:

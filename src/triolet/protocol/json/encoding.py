@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
 
-from triolet.protocol.json.parsing import WINDOW
+from triolet.core import json_text
+from triolet.protocol.json.parsing import WINDOW, between_windows
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class EncodedList(list[Any]):
@@ -35,14 +38,17 @@ class EncodedList(list[Any]):
 
 @attrs.frozen
 class EncodedItems:
-    """JSON of the items of a list, in place of the items: for what is only sent, and several times."""
+    """JSON of the items of a list, in place of the items: for what is only sent, and several times.
+
+    Long items are encoded piece by piece, for a thread.
+    """
 
     texts: tuple[str, ...]
 
     @classmethod
     def of(cls, items: Iterable[Any]) -> Self:
         """Encode items, which are not kept."""
-        return cls(tuple(map(_dumps, items)))
+        return cls(tuple(json_text.encode(_ENCODER, item) for item in items))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -54,14 +60,14 @@ class EncodedItems:
 
 
 class EncodedText(str):
-    """Text that keeps its JSON: a long text that is sent several times is encoded once."""
+    """Text that keeps its JSON: a long text that is sent several times is encoded once, window by window."""
 
     __slots__ = ("json",)
     json: str
 
     def __new__(cls, text: str) -> Self:
         made = super().__new__(cls, text)
-        made.json = _dumps(text)
+        made.json = f'"{"".join(_windows(text))}"'
         return made
 
 
@@ -76,15 +82,22 @@ def encode_long(value: Mapping[str, Any]) -> bytes:
     """Return an object with long texts and long lists of numbers as JSON, made window by window for a thread."""
     members = []
     for key, item in value.items():
-        is_long = isinstance(item, str | list | tuple) and len(item) > WINDOW
-        windows = (
-            [item[start : start + WINDOW] for start in range(0, len(item), WINDOW)] if is_long else [item]
-        )
-        # The quotes or brackets of each window are cut off, and those of the first and the last one put back.
-        texts = [_dumps(window)[1:-1] if is_long else _dumps(window) for window in windows]
-        text = f'"{"".join(texts)}"' if isinstance(item, str) else f"[{','.join(texts)}]"
-        members.append(f"{_dumps(key)}:{text if is_long else texts[0]}".encode())
+        if not isinstance(item, str | list | tuple) or len(item) <= WINDOW:
+            text = _dumps(item)
+        elif isinstance(item, str):
+            text = f'"{"".join(_windows(item))}"'
+        else:
+            text = f"[{','.join(_windows(item))}]"
+        members.append(f"{_dumps(key)}:{text}".encode())
     return b"{%s}" % b",".join(members)
+
+
+def _windows(value: Sequence[Any]) -> Iterator[str]:
+    """Yield the JSON of a text or a list, without its quotes or brackets, window by window."""
+    give_way = between_windows.get()
+    for start in range(0, len(value), WINDOW):
+        yield _dumps(value[start : start + WINDOW])[1:-1]
+        give_way()
 
 
 _ENCODED = (EncodedList, EncodedItems, EncodedText)
@@ -116,4 +129,4 @@ def _holds_encoded(value: Any) -> bool:
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
