@@ -278,6 +278,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "docs/protocol.md": (
         "0.25 s",
         "0.005 s",
+        "16 KiB",
     ),
     "docs/scale.md": ("3 s", "5 seconds", "30 s", "20 ms", "120 µs", "1.25 times"),
     "docs/scheduling.md": (

@@ -1,4 +1,4 @@
-"""Limits of what a client labels its requests with: metadata and identifiers, which are stored and echoed."""
+"""Limits of what a client labels its requests with: metadata and identifiers, which are stored, echoed or hashed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from triolet.protocol.errors import wrong
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 64, 512
 MAX_IDENTIFIER_CHARS = 64
+# Our own, for names that the scheduler looks up and hashes in the event loop.
+MAX_NAME_CHARS = 512
 
 
-class Labelled(Protocol):
+class Named(Protocol):
+    """Request with names for the scheduler."""
+
+    @property
+    def client(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+class Labelled(Named, Protocol):
     """Request with labels."""
 
     @property
@@ -48,3 +60,15 @@ def check_labels(request: Labelled) -> None:
         identifier: str | None = getattr(request, name)
         if identifier is not None and len(identifier) > MAX_IDENTIFIER_CHARS:
             raise wrong(name, f"at most {MAX_IDENTIFIER_CHARS} characters long", identifier)
+    check_names(request)
+
+
+def check_names(request: Named) -> None:
+    """Check the lengths of the names that the scheduler uses.
+
+    Raises:
+        WireError: names the field, the rule and the value.
+    """
+    for field, name in (("client", request.client), ("cache_salt", request.cache_salt)):
+        if name is not None and len(name) > MAX_NAME_CHARS:
+            raise wrong(field, f"at most {MAX_NAME_CHARS} characters long", name)

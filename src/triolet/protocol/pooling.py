@@ -15,6 +15,7 @@ from triolet.errors import InvalidRequest, UnsupportedFeature
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, wrong
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
+from triolet.protocol.labels import check_names
 from triolet.protocol.sampling import refuse_field
 
 MAX_INPUTS = 2048  # OpenAI's
@@ -94,6 +95,7 @@ class PooledRequest:
         request = structure(payload, cls)
         if request.timeout is not None and request.timeout <= 0:
             raise wrong("timeout", "above 0 seconds", request.timeout)
+        check_names(request)
         request.check()
         return request
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import attrs
 
+from triolet.core import json_text
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import RequestOutputKind, SamplingParams
 from triolet.core.request.prompt import Prompt
@@ -34,6 +35,8 @@ from triolet.protocol.sampling import OffersTools, check_object_fields, sampling
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
+# Longest `tool_choice`, and form beside its schema, as JSON: room for OpenAI's 128 tools with names of 64 characters.
+MAX_ECHO_CHARS = 2**15
 _METADATA_PREFIX = "ws_request_header_"  # Codex's, for the headers that an HTTP request would have
 _STREAM_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -156,9 +159,21 @@ class CreateResponse(OffersTools):
             check_choice("reasoning.effort", self.reasoning.effort, tuple(EFFORTS))
             check_choice("reasoning.summary", self.reasoning.summary, SUMMARIES)
         check_labels(self)
+        self._check_lengths()
         if self.background:
             raise unsupported("background", "background responses are not supported; stream instead")
         check_stream_id(self.stream_id)
+
+    def _check_lengths(self) -> None:
+        """Check what the events of the response repeat: each is written in the event loop."""
+        form, beside = self.text.format, ""
+        if form.get("type") == "json_schema":  # whose schema has a limit of its own
+            form = {name: value for name, value in form.items() if name != "schema"}
+            beside = " beside its schema"
+        for field, value, rest in (("text.format", form, beside), ("tool_choice", self.tool_choice, "")):
+            if json_text.is_longer(value, MAX_ECHO_CHARS):
+                rule = f"must have at most {MAX_ECHO_CHARS} characters as JSON{rest}"
+                raise WireError(f"{field} {rule}, got more", param=field)
 
     def prompt(
         self,

@@ -232,6 +232,8 @@ class TurnQueues:
 
 
 TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
+# Longest message that is given back whole where it fails: events are written and framed in the event loop.
+MAX_GIVEN_BACK_BYTES = 2**14
 MAX_LOCAL_RESPONSES = 64
 MAX_LOCAL_BYTES = 16 * 2**20
 
@@ -583,7 +585,8 @@ def _in_lane(event: Event, stream_id: str | None) -> Event:
 
 
 def _steer_failed(event: ClientEvent, turn: Turn | None, code: str, message: str) -> Send:
-    steer = {name: event.payload.get(name) for name in ("previous_response_id", "input")}
+    is_short = event.num_bytes <= MAX_GIVEN_BACK_BYTES
+    steer = {name: event.payload.get(name) if is_short else "" for name in ("previous_response_id", "input")}
     failed: Event = {
         "type": "response.steer.failed",
         "sequence_number": 0,
