@@ -15,7 +15,7 @@ from triolet.core.chat_template import ChatTemplate
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize
 from triolet.errors import InvalidPrompt
-from triolet.model.tokenizer.special_text import WINDOW, SpecialTexts
+from triolet.model.tokenizer.special_text import WINDOW, MarkedText, SpecialTexts
 from triolet.model.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from triolet.nano import PATH as NANO
 
@@ -65,6 +65,40 @@ def test_a_special_token_at_the_border_of_two_windows_is_found_once(place: int) 
     assert STRICT is not None and STRICT.special_texts is not None
     marked = STRICT.special_texts.mark_text(text)
     assert len(marked.text) == len(text) + 2
+
+
+class Whole(str):
+    """Text without the methods that make as many texts as it has marks in one C call."""
+
+    __slots__ = ()
+
+    def split(self, *_: object) -> list[str]:
+        raise AssertionError("it is split as a whole")
+
+    def replace(self, *_: object) -> str:
+        raise AssertionError("all marks are replaced at once")
+
+
+@pytest.mark.parametrize("text", ["", "#", "a#b##c", "#a#", "abc"])
+def test_a_marked_text_is_cut_at_its_marks_one_by_one(text: str) -> None:
+    marked = MarkedText(Whole(text), "#")
+    assert (list(marked.parts()), marked.unmarked) == (text.split("#"), text.replace("#", ""))
+
+
+def test_a_part_between_marks_is_encoded_when_it_is_asked_for() -> None:
+    assert STRICT is not None and STRICT.special_texts is not None
+    special = STRICT.special_texts
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return [len(text)]
+
+    parts = special.encode(special.mark_text("a<|end|>b" * 100), encode, add_special_tokens=True)
+    for number in range(3):
+        assert len(encoded) == max(0, number - 1)  # what the tokenizer puts before a text comes first
+        next(parts)
+    assert len([*parts]) == 101 + 2 - 3
 
 
 def test_what_holds_no_special_token_is_encoded_as_ever() -> None:

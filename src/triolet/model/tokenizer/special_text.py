@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -44,7 +46,20 @@ class MarkedText:
     @property
     def unmarked(self) -> str:
         """The text as the user knows it."""
-        return self.text if self.mark is None else self.text.replace(self.mark, "")
+        if self.mark is None:
+            return self.text
+        text = StringIO()
+        for part in self.parts():
+            text.write(part)
+        return text.getvalue()
+
+    def parts(self) -> Iterator[str]:
+        """Yield the parts between the marks; `split` would make all of them, perhaps a million, in one C call."""
+        start = 0
+        while self.mark is not None and (end := self.text.find(self.mark, start)) >= 0:
+            yield self.text[start:end]
+            start = end + len(self.mark)
+        yield self.text[start:]
 
 
 @attrs.frozen
@@ -104,7 +119,9 @@ class SpecialTexts:
             return MarkedChat(chat)
         return MarkedChat(attrs.evolve(chat, **self._marked_values(values, mark)), mark)
 
-    def encode(self, marked: MarkedText, encode: Encode, *, add_special_tokens: bool) -> list[Sequence[int]]:
+    def encode(
+        self, marked: MarkedText, encode: Encode, *, add_special_tokens: bool
+    ) -> Iterator[Sequence[int]]:
         """Encode a text, so that no special token is read across a mark.
 
         Args:
@@ -112,26 +129,36 @@ class SpecialTexts:
             encode: the tokenizer's, without the special tokens around a prompt.
             add_special_tokens: whether those are added.
         Returns:
-            The token ids, part by part.
+            The token ids, part by part, each encoded when it is asked for.
         """
         parts = self._encode(marked, encode)
-        return [self._before, *parts, self._after] if add_special_tokens else parts
+        return chain([self._before], parts, [self._after]) if add_special_tokens else parts
 
     def encode_pair(
         self, first: MarkedText, second: MarkedText, encode: Encode
-    ) -> tuple[list[Sequence[int]], int | None]:
+    ) -> tuple[Iterator[Sequence[int]], Iterator[Sequence[int]]]:
         """Encode two texts to one prompt, with the special tokens around them.
 
         Returns:
-            The token ids, part by part, and the position of the first token of type 1; None if there is no such type.
+            The token ids up to the end of the first text, and those after it, part by part.
         """
-        begin = [self._pair[0], *self._encode(first, encode)]
-        parts = [*begin, self._pair[1], *self._encode(second, encode), self._pair[2]]
-        return parts, None if self._second_type is None else sum(map(len, begin)) + self._second_type
+        begin, between, end = self._pair
+        rest = chain([between], self._encode(second, encode), [end])
+        return chain([begin], self._encode(first, encode)), rest
 
-    def _encode(self, marked: MarkedText, encode: Encode) -> list[Sequence[int]]:
-        first, *others = [marked.text] if marked.mark is None else marked.text.split(marked.mark)
-        return [encode(first), *(self._behind_anchor(part, encode) for part in others)]
+    def second_type_after(self, num_tokens: int) -> int | None:
+        """Return the position of the first token of type 1; None if there is no such type.
+
+        Args:
+            num_tokens: up to the end of the first text.
+        """
+        return None if self._second_type is None else num_tokens + self._second_type
+
+    def _encode(self, marked: MarkedText, encode: Encode) -> Iterator[Sequence[int]]:
+        parts = marked.parts()
+        yield encode(next(parts))
+        for part in parts:
+            yield self._behind_anchor(part, encode)
 
     def _behind_anchor(self, part: str, encode: Encode) -> Sequence[int]:
         return encode(part) if self._anchor is None else encode(self._anchor + part)[1:]
@@ -158,9 +185,13 @@ class SpecialTexts:
         return next(char for char in map(chr, _PRIVATE_USE) if char not in used)
 
     def _marked(self, text: str, mark: str) -> str:
-        places = [place + 1 for place in self._places(text)]
-        parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-        return mark.join(parts)
+        # Joined as it is made: a list of all parts would be joined in one C call.
+        marked, start = StringIO(), 0
+        for place in self._places(text):
+            marked.write(text[start : place + 1] + mark)
+            start = place + 1
+        marked.write(text[start:])
+        return marked.getvalue()
 
     def _marked_values(self, value: Any, mark: str) -> Any:
         match value:

@@ -17,10 +17,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.folder.tokenizer_settings import TEMPLATES, tokenizer_settings
 from triolet.model.tokenizer.added_tokens import apply_settings
+from triolet.model.tokenizer.prompt_ids import EstimatedIds, PromptIds
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
 
 MAX_KEPT = 2**16
@@ -99,20 +99,6 @@ WHOLE_TEXT_CHARS = 2**17  # up to this length a text is encoded before its lengt
 WINDOW_CHARS = 2**13
 # Tokens that the cuts between windows may add to a text of 4 MiB, whose tokens may be as long as windows: one for each.
 MAX_CUT_TOKENS = 1000
-
-
-@attrs.frozen
-class EstimatedIds(Sequence[int]):
-    """Numbers in place of the ids of a text, about as many as it has tokens."""
-
-    _numbers: range
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._numbers[index]
-        return EstimatedIds(found) if isinstance(found, range) else found
 
 
 @attrs.frozen(eq=False)
@@ -191,7 +177,7 @@ class TextTokenizer:
 
     def _encode_marked(
         self, marked: MarkedText, *, add_special_tokens: bool, max_tokens: int | None
-    ) -> list[Sequence[int]]:
+    ) -> Iterable[Sequence[int]]:
         """Encode a text whose special tokens are marked, part by part."""
         if marked.mark is None or self.special_texts is None:
             return [self._encode_up_to(max_tokens, marked.text, add_special_tokens=add_special_tokens)]
@@ -251,55 +237,64 @@ class TextTokenizer:
         """Tokenise: a chat template writes its own special tokens, a plain text gets those of the model by default."""
         token_type_start: int | None = None
         special, most = self.special_texts, message.max_tokens
+        found = PromptIds(most)
         match message.prompt:
             case None:
-                text, parts = None, []
+                text = None
             case str(text):
                 _check_unicode("prompt", text)
                 marked = MarkedText(text) if special is None else special.mark_text(text)
-                parts = self._encode_marked(
-                    marked, add_special_tokens=message.add_special_tokens, max_tokens=most
-                )
+                adds = message.add_special_tokens
+                found.add(self._encode_marked(marked, add_special_tokens=adds, max_tokens=most))
             case TextPair():
-                text, parts, token_type_start = self._joined(message.prompt, most)
+                text, token_type_start = self._join(message.prompt, found)
             case messages:
                 chat = MarkedChat(messages) if special is None else special.mark_chat(messages)
                 marked = MarkedText(self.render(chat.prompt), chat.mark)
                 text = marked.unmarked
                 _check_unicode("prompt", text)
                 adds = isinstance(messages, ChatPrompt) and messages.add_special_tokens
-                parts = self._encode_marked(marked, add_special_tokens=adds, max_tokens=most)
+                found.add(self._encode_marked(marked, add_special_tokens=adds, max_tokens=most))
         marks = tuple(tuple(self.encode(mark, add_special_tokens=False)) for mark in message.marks)
         bad_words = self.encode_bad_words(message.bad_words)
-        num_tokens = sum(map(len, parts))
-        if most is not None and num_tokens > most:
-            is_estimate = any(isinstance(part, EstimatedIds) for part in parts)
-            return Tokenized(text, (), bad_words, marks, num_unlisted=num_tokens, is_estimate=is_estimate)
-        token_ids = tuple(parts[0]) if len(parts) == 1 else tuple(chain.from_iterable(parts))
-        return Tokenized(text, token_ids, bad_words, marks, token_type_start)
+        if found.is_too_long:
+            num_tokens = found.num_tokens
+            return Tokenized(
+                text, (), bad_words, marks, num_unlisted=num_tokens, is_estimate=found.is_estimate
+            )
+        return Tokenized(text, tuple(found.ids), bad_words, marks, token_type_start)
 
-    def _joined(self, pair: TextPair, max_tokens: int | None) -> tuple[str, list[Sequence[int]], int | None]:
+    def _join(self, pair: TextPair, found: PromptIds) -> tuple[str, int | None]:
         """Encode two texts to one prompt, with the special tokens that the model wants around them.
 
         Args:
-            max_tokens: see `_ids`.
+            found: gets the token ids.
         Returns:
-            A text for display, the token ids, part by part, and the position of the first token of type 1.
+            A text for display, and the position of the first token of type 1.
         """
         for field, text in (("prompt", pair.text), ("text_pair", pair.text_pair)):
             _check_unicode(field, text)
-        shown = f"{pair.text} {pair.text_pair}"
+        shown, most = f"{pair.text} {pair.text_pair}", found.max_tokens
         if (special := self.special_texts) is not None:
-            first, second = special.mark_text(pair.text), special.mark_text(pair.text_pair)
-            return shown, *special.encode_pair(first, second, partial(self._encode_up_to, max_tokens))
-        if (unlisted := self._unlisted(max_tokens, pair.text, pair.text_pair)) is not None:
-            return shown, [unlisted], None
+            first, rest = special.encode_pair(
+                special.mark_text(pair.text),
+                special.mark_text(pair.text_pair),
+                partial(self._encode_up_to, most),
+            )
+            found.add(first)
+            start = special.second_type_after(found.num_tokens)
+            found.add(rest)
+            return shown, start
+        if (unlisted := self._unlisted(most, pair.text, pair.text_pair)) is not None:
+            found.add([unlisted])
+            return shown, None
         # the batch call lets other threads run meanwhile
         [encoding] = self.backend.encode_batch([(pair.text, pair.text_pair)], add_special_tokens=True)
-        if max_tokens is not None and len(encoding) > max_tokens:
-            return shown, [_ids(encoding, max_tokens)], None
+        found.add([_ids(encoding, most)])
+        if found.is_too_long:
+            return shown, None
         types = encoding.type_ids
-        return shown, [encoding.ids], types.index(1) if 1 in types else None
+        return shown, types.index(1) if 1 in types else None
 
     @property
     def template_source(self) -> str:
