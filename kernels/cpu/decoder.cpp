@@ -7,7 +7,9 @@
 // Every stage ends with a barrier. For few tokens, as in a decode, cheap work is therefore repeated by every thread
 // (norms), or done inside the item that needs it (rotary and KV write, before the attention).
 
+#include <new>
 #include <numeric>
+#include <optional>
 
 #include "attention/work_items.h"
 #include "experts.h"
@@ -1007,16 +1009,23 @@ class Worker {
   const Input* gathered_ = nullptr;
 };
 
-// Run `work` of a Worker in every thread; without logits, merge what the threads have found.
+// Run `work` of a Worker in every thread; without logits, merge what the threads have found. Return 0, or 1 if there is
+// no memory for the workspace.
 template <class T, class Work>
-void run_threads(const Model& model, const Step& step, Work work) {
-  Workspace<T> shared(model, step);
-  auto run_worker = [&](int thread) {
+int32_t run_threads(const Model& model, const Step& step, Work work) {
+  std::optional<Workspace<T>> workspace;
+  try {
+    workspace.emplace(model, step);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  Workspace<T>& shared = *workspace;
+  auto run_worker = [&](int thread) noexcept {  // no thread may leave while others compute in the workspace
     Worker<T> worker(shared, thread);
     work(worker);
   };
   ThreadPool::of_this_thread().run(step.num_threads, run_worker);
-  if (!shared.finds_argmax()) return;
+  if (!shared.finds_argmax()) return 0;
   for (int row = 0; row < step.num_logits; ++row) {
     Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
@@ -1024,6 +1033,7 @@ void run_threads(const Model& model, const Step& step, Work work) {
     step.max_logits[row] = argmax.value;
     step.argmax[row] = argmax.index;
   }
+  return 0;
 }
 
 }  // namespace
@@ -1031,20 +1041,14 @@ void run_threads(const Model& model, const Step& step, Work work) {
 // Enable AMX for the process and return whether it can be used. wanted: the CPU has AMX; Linux may still refuse it.
 EXPORT int32_t triolet_use_amx(int32_t wanted) { return request_amx(wanted); }
 
-EXPORT void triolet_step(const Model* model, const Step* step) {
+EXPORT int32_t triolet_step(const Model* model, const Step* step) {
   auto work = [](auto& worker) { worker.run(); };
-  if (model->dtype == 0)
-    run_threads<float>(*model, *step, work);
-  else
-    run_threads<BFloat16>(*model, *step, work);
+  return model->dtype == 0 ? run_threads<float>(*model, *step, work) : run_threads<BFloat16>(*model, *step, work);
 }
 
-EXPORT void triolet_head(const Model* model, const Step* step) {
+EXPORT int32_t triolet_head(const Model* model, const Step* step) {
   auto work = [](auto& worker) { worker.only_head(); };
-  if (model->dtype == 0)
-    run_threads<float>(*model, *step, work);
-  else
-    run_threads<BFloat16>(*model, *step, work);
+  return model->dtype == 0 ? run_threads<float>(*model, *step, work) : run_threads<BFloat16>(*model, *step, work);
 }
 
 // Wake the worker threads: a step will be run soon.

@@ -113,8 +113,9 @@ struct MultiStepRun {
   int32_t num_done;   // completed steps; negative once the run is over
 };
 
-EXPORT void triolet_step(const Model* model, const Step* step);
+// Return 0, or 1 if there is no memory for the work of the step, of which nothing was done then.
+EXPORT int32_t triolet_step(const Model* model, const Step* step);
 
 // Compute only the head: logits, or max_logits and argmax, of `hidden`, which is an input [num_logits, hidden] here and
 // of the model's dtype; `adapter_slots` is [num_logits] then.
-EXPORT void triolet_head(const Model* model, const Step* step);
+EXPORT int32_t triolet_head(const Model* model, const Step* step);
