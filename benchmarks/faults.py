@@ -14,8 +14,9 @@ grammars; then it is given back, and a request that needs it must be served.
     memory       RLIMIT_AS of all processes but the model's is what they have, so that nothing can be mapped; heaps keep
                  nothing of what was freed, a library counts the allocations that failed, and a round without any is no
                  round: up to as many again are run in place of these
-    model memory RLIMIT_AS of the model's process is what it has, while it computes a long prompt beside streams: every
-                 larger tensor fails; the process may die of an allocation that no library counts, and is replaced
+    model memory RLIMIT_AS of the model's process is what it has, while it computes the log-probabilities of a long
+                 prompt beside streams: every larger tensor fails, and steps become smaller; a process that dies of an
+                 allocation that no library counts is replaced
     disk         a tmpfs of 4 MB with the snapshot, the recording, the prefix store and temporary files is full;
                  requests for new weights need it and get `ModelFileError`; the others are neither recorded nor stored,
                  and a run that lost no record or no prefix is no run; it takes the right to mount
@@ -45,6 +46,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -266,10 +268,14 @@ class Crowd:
         except (TrioletError, MemoryError) as error:
             self.failures[f"stream: {type(error).__name__}"] += 1
 
-    async def ask(self, prompt: str | list[int], word: str | None = None) -> None:
+    async def ask(
+        self, prompt: str | list[int], word: str | None = None, *, prompt_logprobs: int | None = None
+    ) -> None:
         """Ask for one answer, bound to a word, and compare it; count its error."""
         form = None if word is None else StructuredOutputsParams(choice=[word])
-        params = SamplingParams(max_tokens=20, temperature=0.0, structured_outputs=form)
+        params = SamplingParams(
+            max_tokens=20, temperature=0.0, structured_outputs=form, prompt_logprobs=prompt_logprobs
+        )
         try:
             output = await self.engine.complete(prompt, params)
         except (TrioletError, MemoryError) as error:
@@ -528,7 +534,11 @@ async def shortage(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(crowd.read_all)
                     if name in ("model memory", "disk"):
-                        nursery.start_soon(crowd.ask, [number + 1] * NUM_LONG_PROMPT)
+                        # A step keeps its memory for the next one, but not the logits of all tokens of a prompt.
+                        logprobs = 1 if name == "model memory" else None
+                        nursery.start_soon(
+                            partial(crowd.ask, [number + 1] * NUM_LONG_PROMPT, prompt_logprobs=logprobs)
+                        )
                     if name == "disk":
                         nursery.start_soon(crowd.update)
                     for letter in "ab":

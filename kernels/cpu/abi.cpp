@@ -43,7 +43,7 @@ namespace {
 #define ADAPTER_PIECE(_) _(b), _(first_half), _(step), _(num_halves), _(first_rank), _(rank)
 #define ADAPTER_LINEAR(_) _(a), _(pieces), _(bias), _(magnitude), _(num_pieces), _(rank)
 #define ADAPTER(_) _(layers), _(embedding), _(head), _(dtype), _(max_rank)
-#define MULTI_STEP_RUN(_) _(elapsed_s), _(num_steps), _(is_halted), _(num_done)
+#define MULTI_STEP_RUN(_) _(elapsed_s), _(num_steps), _(is_halted), _(lacks_memory), _(num_done)
 #define ATTENTION_CALL(_)                                                                                         \
   _(query), _(keys), _(values), _(sinks), _(out), _(cu_query_lens), _(seq_lens), _(block_tables), _(query_stride_t),        \
       _(query_stride_h), _(block_tables_stride), _(num_seqs), _(num_heads), _(num_kv_heads), _(head_dim),         \

@@ -160,7 +160,10 @@ class AdapterStruct(ctypes.Structure):
 class MultiStepStruct(ctypes.Structure):
     """`MultiStepRun` in step.h."""
 
-    _fields_ = (("elapsed_s", _P), *((name, _I) for name in ("num_steps", "is_halted", "num_done")))
+    _fields_ = (
+        ("elapsed_s", _P),
+        *((name, _I) for name in ("num_steps", "is_halted", "lacks_memory", "num_done")),
+    )
 
 
 class AttentionCall(ctypes.Structure):

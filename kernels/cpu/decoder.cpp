@@ -7,9 +7,7 @@
 // Every stage ends with a barrier. For few tokens, as in a decode, cheap work is therefore repeated by every thread
 // (norms), or done inside the item that needs it (rotary and KV write, before the attention).
 
-#include <new>
 #include <numeric>
-#include <optional>
 
 #include "attention/work_items.h"
 #include "experts.h"
@@ -39,7 +37,7 @@ struct Norm {
 // Attention of the layers that have heads of one shape.
 struct HeadShape {
   AttentionCall call;           // the fields that are equal in these layers
-  std::vector<WorkItem> items;  // of all cache groups: a prefix that is common in one has equal tokens in all
+  WorkItems items;              // of all cache groups: a prefix that is common in one has equal tokens in all
   bool only_decodes = true;     // one token and one item for each sequence
 };
 
@@ -48,12 +46,13 @@ template <class T>
 struct Workspace {
   const Model& model;
   const Step& step;
-  std::vector<HeadShape> head_shapes;
-  std::vector<int> shape_of_layer;  // places in `head_shapes`
+  ListMemory memory;  // of all lists here
+  std::pmr::vector<HeadShape> head_shapes;
+  std::pmr::vector<int> shape_of_layer;  // places in `head_shapes`
   Stages stages;
-  std::vector<Argmax> argmaxes;        // [threads, num_logits]
-  std::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
-  AdaptedRows adapted_tokens, adapted_logits;  // rows of num_tokens, of num_logits
+  std::pmr::vector<Argmax> argmaxes;              // [threads, num_logits]
+  std::pmr::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
+  AdaptedRows adapted_tokens, adapted_logits;     // rows of num_tokens, of num_logits
   int shrunk_width = 0;                        // numbers of a row of `shrunk`
   int qkv_width = 0, query_width = 0, intermediate = 0;  // at most, of all layers
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
@@ -67,13 +66,23 @@ struct Workspace {
   float* wide;                                // widened inputs, see widens_inputs
   float* router_logits;                       // [tokens, router_width]
   ExpertOrder order;                          // of the tokens, in the layer that is computed
-  std::vector<std::vector<ExpertRows>> expert_rows;  // of each layer: a late thread counts the items of earlier ones
+  // of each layer: a late thread counts the items of earlier ones
+  std::pmr::vector<std::pmr::vector<ExpertRows>> expert_rows;
   float* expert_sums;                                // [tokens, hidden]: of the experts beside a dense block
   typename InputsOf<T>::Type* expert_activated;      // [tokens * experts_used, expert_width]
   int router_width = 0, expert_width = 0, used = 0;  // at most, of all layers
 
   Workspace(const Model& model, const Step& step)
-      : model(model), step(step), stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads) {
+      : model(model),
+        step(step),
+        head_shapes(memory.resource()),
+        shape_of_layer(memory.resource()),
+        stages(STAGES + STAGES_PER_LAYER * model.num_layers, step.num_threads, memory.resource()),
+        argmaxes(memory.resource()),
+        candidates(memory.resource()),
+        adapted_tokens(memory.resource()),
+        adapted_logits(memory.resource()),
+        expert_rows(memory.resource()) {
     for (int index = 0; index < model.num_layers; ++index) measure(model.layers[index]);
     if (step.adapter_slots) group_adapters();
     if (finds_argmax()) argmaxes.resize(static_cast<size_t>(step.num_logits) * step.num_threads);
@@ -93,8 +102,8 @@ struct Workspace {
     if (found == head_shapes.end()) head_shapes.push_back(head_shape_of(layer));
   }
 
-  HeadShape head_shape_of(const Layer& layer) const {
-    HeadShape shape{};
+  HeadShape head_shape_of(const Layer& layer) {
+    HeadShape shape{{}, WorkItems(memory.resource())};
     AttentionCall& call = shape.call;
     call.cu_query_lens = step.cu_query_lens;
     call.seq_lens = step.seq_lens;
@@ -109,7 +118,7 @@ struct Workspace {
     call.dtype = model.dtype;
     call.num_threads = step.num_threads;
     call.soft_cap = model.attention_soft_cap;
-    shape.items = work_items_of(call);
+    shape.items = work_items_of(call, memory.resource());
     shape.only_decodes = std::all_of(shape.items.begin(), shape.items.end(), [&](const WorkItem& item) {
       return item.num_rows == item.num_sequences * (model.num_heads / layer.num_kv_heads) &&
              std::all_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
@@ -186,10 +195,11 @@ struct Workspace {
       const int64_t slot = step.adapter_slots[row];
       return slot < 0 ? nullptr : step.adapters[slot];
     };
-    adapted_tokens = AdaptedRows(step.num_tokens, adapter_of);
-    adapted_logits = AdaptedRows(step.num_logits, [&](int row) {
+    adapted_tokens = AdaptedRows(step.num_tokens, adapter_of, memory.resource());
+    auto adapter_of_logits = [&](int row) {
       return adapter_of(step.logits_indices ? step.logits_indices[row] : row);
-    });
+    };
+    adapted_logits = AdaptedRows(step.num_logits, adapter_of_logits, memory.resource());
     shrunk_width = std::max(adapted_tokens.max_rank(), adapted_logits.max_rank());
   }
 
@@ -281,6 +291,7 @@ class Worker {
   template <class Work>
   void stage(int64_t count, Work work) {
     shared_.stages.run(next_stage_++, thread_, count, work);
+    shared_.stages.check_memory();  // what was computed without it must not be read
   }
 
   // Compute a linear layer. Few rows: the items are panels. Many rows: the items are (part of the rows, panel); a part
@@ -708,7 +719,7 @@ class Worker {
 
   // Add what each token's experts make of it to `sums_of_tokens`, [tokens, hidden].
   void mixture(const Experts& experts, int index, const T* x, float* sums_of_tokens) {
-    const std::vector<ExpertRows>& groups = shared_.expert_rows[index];
+    const std::pmr::vector<ExpertRows>& groups = shared_.expert_rows[index];
     const int num_groups = static_cast<int>(groups.size()), panels = experts.in[0].num_panels();
     const auto is_routed = [&](const ExpertRows& rows) { return rows.expert < experts.num_experts; };
     const int num_routed = static_cast<int>(std::count_if(groups.begin(), groups.end(), is_routed));
@@ -754,7 +765,7 @@ class Worker {
     stage(1, [&](int) {
       for (int token = 0; !are_many(tokens) && token < tokens; ++token) route_token(token);
       const int most = std::max<int>(PART_BYTES / (hidden_ * sizeof(Input)), 2 * ROW_BLOCK);
-      shared_.expert_rows[index] = order.group(experts, tokens, most);
+      shared_.expert_rows[index] = order.group(experts, tokens, most, shared_.memory.resource());
     });
   }
 
@@ -1003,29 +1014,28 @@ class Worker {
   const Step& step_;
   const int thread_;
   const ptrdiff_t hidden_;
-  const AdaptedRows no_rows_{};
+  const AdaptedRows no_rows_{std::pmr::null_memory_resource()};
   int next_stage_ = 0;
   int gathered_stage_ = -1, gathered_group_ = -1;  // whose inputs are in `gathered_`
   const Input* gathered_ = nullptr;
 };
 
-// Run `work` of a Worker in every thread; without logits, merge what the threads have found. Return 0, or 1 if there is
-// no memory for the workspace.
+// Run `work` of a Worker in every thread; without logits, merge what the threads have found. Throw std::bad_alloc if a
+// thread has found no memory.
 template <class T, class Work>
-int32_t run_threads(const Model& model, const Step& step, Work work) {
-  std::optional<Workspace<T>> workspace;
-  try {
-    workspace.emplace(model, step);
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-  Workspace<T>& shared = *workspace;
-  auto run_worker = [&](int thread) noexcept {  // no thread may leave while others compute in the workspace
-    Worker<T> worker(shared, thread);
-    work(worker);
+void run_threads(const Model& model, const Step& step, Work work) {
+  Workspace<T> shared(model, step);
+  auto run_worker = [&](int thread) {
+    try {
+      Worker<T> worker(shared, thread);
+      work(worker);
+    } catch (const std::bad_alloc&) {
+      shared.stages.set_lacks_memory();  // the others compute what this thread leaves, or leave too
+    }
   };
   ThreadPool::of_this_thread().run(step.num_threads, run_worker);
-  if (!shared.finds_argmax()) return 0;
+  shared.stages.check_memory();
+  if (!shared.finds_argmax()) return;
   for (int row = 0; row < step.num_logits; ++row) {
     Argmax argmax;
     for (int thread = 0; thread < step.num_threads; ++thread)
@@ -1033,7 +1043,16 @@ int32_t run_threads(const Model& model, const Step& step, Work work) {
     step.max_logits[row] = argmax.value;
     step.argmax[row] = argmax.index;
   }
-  return 0;
+}
+
+template <class Work>
+int32_t status_of_step(const Model& model, const Step& step, Work work) {
+  return status_of([&] {
+    if (model.dtype == 0)
+      run_threads<float>(model, step, work);
+    else
+      run_threads<BFloat16>(model, step, work);
+  });
 }
 
 }  // namespace
@@ -1042,13 +1061,11 @@ int32_t run_threads(const Model& model, const Step& step, Work work) {
 EXPORT int32_t triolet_use_amx(int32_t wanted) { return request_amx(wanted); }
 
 EXPORT int32_t triolet_step(const Model* model, const Step* step) {
-  auto work = [](auto& worker) { worker.run(); };
-  return model->dtype == 0 ? run_threads<float>(*model, *step, work) : run_threads<BFloat16>(*model, *step, work);
+  return status_of_step(*model, *step, [](auto& worker) { worker.run(); });
 }
 
 EXPORT int32_t triolet_head(const Model* model, const Step* step) {
-  auto work = [](auto& worker) { worker.only_head(); };
-  return model->dtype == 0 ? run_threads<float>(*model, *step, work) : run_threads<BFloat16>(*model, *step, work);
+  return status_of_step(*model, *step, [](auto& worker) { worker.only_head(); });
 }
 
 // Wake the worker threads: a step will be run soon.

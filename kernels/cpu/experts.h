@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <memory_resource>
 #include <vector>
 
 #include "step.h"
@@ -53,13 +54,15 @@ struct ExpertOrder {
   int32_t *chosen, *token;  // [tokens * experts_used]: experts by token; tokens by place
   float *shares, *share;    // likewise
 
-  // Fill in `token` and `share` from `chosen` and `shares`; return the rows of each expert, at most `most` at a time.
-  std::vector<ExpertRows> group(const Experts& experts, int num_tokens, int most) const {
+  // Fill in `token` and `share` from `chosen` and `shares`; return the rows of each expert, at most `most` at a time,
+  // in `memory`.
+  std::pmr::vector<ExpertRows> group(const Experts& experts, int num_tokens, int most,
+                                     std::pmr::memory_resource* memory) const {
     const int used = experts_used(experts), all = experts_in_all(experts);
-    std::vector<int> next(all + 1);
+    std::pmr::vector<int> next(all + 1, memory);
     for (int i = 0; i < num_tokens * used; ++i) ++next[chosen[i] + 1];
     for (int expert = 0; expert < all; ++expert) next[expert + 1] += next[expert];
-    std::vector<ExpertRows> groups;
+    std::pmr::vector<ExpertRows> groups(memory);
     for (int expert = 0; expert < all; ++expert)
       for (int first = next[expert]; first < next[expert + 1]; first += most)
         groups.push_back({expert, first, std::min(most, next[expert + 1] - first)});

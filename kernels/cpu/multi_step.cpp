@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 
 #include "step.h"
 #include "threading/background.h"
@@ -27,9 +26,9 @@ struct MultiStepJob {
   void operator()() const {
     for (int32_t num_done = 1;; ++num_done) {
       const auto began = std::chrono::steady_clock::now();
-      if (triolet_step(model, step) != 0) std::abort();
+      run->lacks_memory = triolet_step(model, step);
       run->elapsed_s[num_done - 1] = std::chrono::duration<float>(std::chrono::steady_clock::now() - began).count();
-      const bool is_over = num_done == run->num_steps || load_acquire(run->is_halted) || has_failed();
+      const bool is_over = num_done == run->num_steps || load_acquire(run->is_halted) || run->lacks_memory || has_failed();
       if (!is_over) advance_inputs();
       store_release(is_over ? -num_done : num_done, run->num_done);
       notify();

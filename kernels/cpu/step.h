@@ -110,10 +110,12 @@ struct MultiStepRun {
   float* elapsed_s;   // [num_steps]: duration of each step, seconds
   int32_t num_steps;  // maximum: logits that are not finite end the run early
   int32_t is_halted;  // set by the caller: end the run after the current step
+  int32_t lacks_memory;  // not 0: there was none for the last step, which is not computed; the run is over
   int32_t num_done;   // completed steps; negative once the run is over
 };
 
-// Return 0, or 1 if there is no memory for the work of the step, of which nothing was done then.
+// Return 0, or 1 if there is no memory for the step: nothing of its output may be read then, and its keys and values must
+// be computed again.
 EXPORT int32_t triolet_step(const Model* model, const Step* step);
 
 // Compute only the head: logits, or max_logits and argmax, of `hidden`, which is an input [num_logits, hidden] here and

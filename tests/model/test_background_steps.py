@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from triolet.errors import InvariantViolated
 from triolet.kernels.cpu.abi import MultiStepStruct
 from triolet.kernels.cpu.library import library
 from triolet.model.backends.cpu import decoder as cpu_decoder
+from triolet.model.interface import GreedyStep
 from triolet.model.loading.runner import load_runner
 from triolet.model.memory.page_prefault import PagePrefault
 from triolet.model.runner import ModelRunner
@@ -177,6 +179,33 @@ def test_a_run_that_is_halted_ends_early_and_whatever_comes_next_knows_how_far_i
     there += [tokens(result)]
     there += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(3, 2 + NUM_STEPS)]
     assert there == here
+
+
+@pytest.mark.parametrize("num_done", [0, 2])
+def test_a_step_of_a_run_without_memory_is_told_and_computed_again_as_if_it_had_not_begun(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, num_done: int
+) -> None:
+    here = [tokens(runner.execute(first_step(GREEDY)))]
+    here += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(2, 2 + NUM_STEPS)]
+    runner.reset()
+    there = [tokens(runner.execute(first_step(GREEDY)))]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            cpu_decoder.CpuRun, "steps", partialmethod(last_without_memory, cpu_decoder.CpuRun.steps)
+        )
+        *done, lost = results_of_run(runner, run_of(decode(2, 1), num_done + 1))
+    there += map(tokens, done)
+    assert len(done) == num_done and lost.out_of_memory is not None and lost.is_last and not lost.rows
+    there += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(2 + num_done, 2 + NUM_STEPS)]
+    assert there == here
+
+
+def last_without_memory(
+    run: cpu_decoder.CpuRun, steps: Callable[[cpu_decoder.CpuRun, int], list[GreedyStep]], count: int
+) -> list[GreedyStep]:
+    """The next steps of a run; of the last one of all, that there was no memory for it."""
+    made = steps(run, count)
+    return [*made[:-1], attrs.evolve(made[-1], lacks_memory=True)] if run.is_over else made
 
 
 def test_a_run_needs_blocks_for_all_its_steps(runner: ModelRunner) -> None:

@@ -133,7 +133,8 @@ static void attend_strips(const AttentionRows<T>& work, Scratch& scratch) {
   float* row = scores + KEYS * TILE_COLUMNS;
   float* columns = row + padded_dim;  // [num_strips, query and out, padded_dim, TILE_COLUMNS]
   std::fill(columns, columns + 2 * num_strips * strip_size, 0.0f);
-  std::vector<Strip<T>> strips;
+  static thread_local std::vector<Strip<T>> strips;
+  strips.clear();
   strips.reserve(num_strips);
   for (int first = 0; first < work.num_rows; first += TILE_COLUMNS, columns += 2 * strip_size) {
     strips.emplace_back(work.part(first, std::min(TILE_COLUMNS, work.num_rows - first)), columns, columns + strip_size);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory_resource>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct WorkItem {
   int first_head, num_heads, first_row, num_rows, num_sequences, shared;
   int sequences[MAX_SHARED_ROWS];
 };
+
+using WorkItems = std::pmr::vector<WorkItem>;
 
 // Common prefixes of sequences, by their block tables. Only whole tiles before a sequence's new tokens are compared.
 class Prefixes {
@@ -59,7 +62,7 @@ class Prefixes {
 
 // Add items for decode sequences, each for all KV heads. Sequences with a common prefix share an item, but only as many
 // as leave work for every thread.
-inline void add_shared_items(const AttentionCall& call, std::vector<int> sequences, std::vector<WorkItem>& items) {
+inline void add_shared_items(const AttentionCall& call, std::pmr::vector<int> sequences, WorkItems& items) {
   const int group = call.num_heads / call.num_kv_heads;
   const Prefixes prefixes(call);
   const int limit = static_cast<int>(sequences.size()) * call.num_kv_heads / (2 * std::max(1, call.num_threads));
@@ -94,8 +97,8 @@ inline int heads_per_item(const AttentionCall& call, int num_items) {
 
 // Split each item into items of at most `max_heads` KV heads. Those of the same heads follow each other: where
 // sequences, or the parts of a long prompt, have keys and values in common, a core reads them from its own cache.
-inline std::vector<WorkItem> cut_by_heads(const std::vector<WorkItem>& items, int num_kv_heads, int max_heads) {
-  std::vector<WorkItem> cut;
+inline WorkItems cut_by_heads(const WorkItems& items, int num_kv_heads, int max_heads) {
+  WorkItems cut(items.get_allocator());
   cut.reserve(items.size() * ((num_kv_heads + max_heads - 1) / max_heads));
   for (int head = 0; head < num_kv_heads; head += max_heads)
     for (const WorkItem& item : items) {
@@ -120,9 +123,10 @@ inline int prefill_rows_per_item(const AttentionCall& call) {
   return TILE_COLUMNS * static_cast<int>(std::clamp<int64_t>(strips, 1, MAX_PREFILL_ROWS / TILE_COLUMNS));
 }
 
-inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
-  std::vector<WorkItem> decode_items, prefill_items;
-  std::vector<int> decode_sequences;
+// Return the items of a call, in `memory`.
+inline WorkItems work_items_of(const AttentionCall& call, std::pmr::memory_resource* memory) {
+  WorkItems decode_items(memory), prefill_items(memory);
+  std::pmr::vector<int> decode_sequences(memory);
   const int group = call.num_heads / call.num_kv_heads, prefill_rows = prefill_rows_per_item(call);
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int query_len = call.cu_query_lens[sequence + 1] - call.cu_query_lens[sequence], rows = query_len * group;
@@ -137,9 +141,9 @@ inline std::vector<WorkItem> work_items_of(const AttentionCall& call) {
       prefill_items.push_back({0, call.num_kv_heads, first, std::min(most, rows - first), 1, 0, {sequence}});
   }
   add_shared_items(call, std::move(decode_sequences), decode_items);
-  std::vector<WorkItem> items = cut_by_heads(prefill_items, call.num_kv_heads, 1);
+  WorkItems items = cut_by_heads(prefill_items, call.num_kv_heads, 1);
   const int max_heads = heads_per_item(call, static_cast<int>(decode_items.size()));
-  const std::vector<WorkItem> cut = cut_by_heads(decode_items, call.num_kv_heads, max_heads);
+  const WorkItems cut = cut_by_heads(decode_items, call.num_kv_heads, max_heads);
   items.insert(items.end(), cut.begin(), cut.end());
   return items;
 }
@@ -177,7 +181,7 @@ inline AttentionRows<T> rows_of(const AttentionCall& call, int sequence, int kv_
 
 // Compute one item; the next one is prefetched, since the same thread is likely to take it.
 template <class T>
-inline void attend(const AttentionCall& call, const std::vector<WorkItem>& items, size_t index, Scratch& scratch) {
+inline void attend(const AttentionCall& call, const WorkItems& items, size_t index, Scratch& scratch) {
   auto rows_at = [&](const WorkItem& item, int i) { return rows_of<T>(call, item.sequences[i], item.first_head); };
   const WorkItem& item = items[index];
   AttentionRows<T> works[MAX_SHARED_ROWS], next_work;

@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <memory_resource>
 #include <vector>
 
 #include "gemm/linear.h"
@@ -51,11 +52,12 @@ class AdaptedRows {
     int first, count;  // rows at(first), ...
   };
 
-  AdaptedRows() = default;
+  explicit AdaptedRows(std::pmr::memory_resource* memory) : of_row_(memory), order_(memory), blocks_(memory) {}
 
   // adapter_of(row): null for none
   template <class AdapterOf>
-  AdaptedRows(int num_rows, AdapterOf adapter_of) : of_row_(num_rows) {
+  AdaptedRows(int num_rows, AdapterOf adapter_of, std::pmr::memory_resource* memory)
+      : of_row_(num_rows, memory), order_(memory), blocks_(memory) {
     for (int row = 0; row < num_rows; ++row)
       if ((of_row_[row] = adapter_of(row))) order_.push_back(row);
     // stable: rows that follow each other in memory stay together
@@ -68,7 +70,7 @@ class AdaptedRows {
     }
   }
 
-  const std::vector<Block>& blocks() const { return blocks_; }
+  const std::pmr::vector<Block>& blocks() const { return blocks_; }
   int at(int place) const { return order_[place]; }
   const Adapter* of(int row) const { return blocks_.empty() ? nullptr : of_row_[row]; }
 
@@ -89,9 +91,9 @@ class AdaptedRows {
  private:
   static constexpr int BLOCK_ROWS = 16;  // few enough for all threads to have some, enough to read A seldom
 
-  std::vector<const Adapter*> of_row_;
-  std::vector<int> order_;
-  std::vector<Block> blocks_;
+  std::pmr::vector<const Adapter*> of_row_;
+  std::pmr::vector<int> order_;
+  std::pmr::vector<Block> blocks_;
 };
 
 // ------------------------------------------------------------------------------------------- shrink

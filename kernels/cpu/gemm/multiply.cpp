@@ -76,11 +76,14 @@ class Product {
 
 // Multiply rows x [num_rows, num_in] into out [num_rows, num_out], both contiguous. The weights are not quantised.
 // dtype: 0 float32, 1 bfloat16
-EXPORT void triolet_linear(const Linear* linear, int32_t dtype, const void* x, int32_t num_rows, int32_t num_threads,
-                           void* out) {
-  if (dtype == 0)
-    Product<float>(*linear, static_cast<const float*>(x), num_rows, num_threads, static_cast<float*>(out)).run();
-  else
-    Product<BFloat16>(*linear, static_cast<const BFloat16*>(x), num_rows, num_threads, static_cast<BFloat16*>(out))
-        .run();
+// Return 0, or 1 if there is no memory for it.
+EXPORT int32_t triolet_linear(const Linear* linear, int32_t dtype, const void* x, int32_t num_rows, int32_t num_threads,
+                              void* out) {
+  return status_of([&] {
+    if (dtype == 0)
+      Product<float>(*linear, static_cast<const float*>(x), num_rows, num_threads, static_cast<float*>(out)).run();
+    else
+      Product<BFloat16>(*linear, static_cast<const BFloat16*>(x), num_rows, num_threads, static_cast<BFloat16*>(out))
+          .run();
+  });
 }

@@ -17,8 +17,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <memory>
+#include <memory_resource>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -45,34 +47,54 @@ INLINE void spin_until(Condition is_over) {
       std::this_thread::yield();
 }
 
-// Counters of the stages of one step: items taken from each thread's range, and items done.
+// Counters of the stages of one step: items taken from each thread's range, and items done. Once an item finds no memory,
+// no further one is computed: they only count as done, so that no thread waits for ever.
 class Stages {
  public:
-  Stages(int count, int threads)
-      : threads_(threads), counters_(new Counter[static_cast<size_t>(count) * (threads + 1)]) {}
+  Stages(int count, int threads, std::pmr::memory_resource* memory)
+      : threads_(threads), counters_(static_cast<size_t>(count) * (threads + 1), memory) {}
 
   // Compute items of the thread's own range, then of the others' (work stealing); return when all items are done.
   template <class Work>
   void run(int stage, int thread, int64_t count, Work work) {
-    Counter* taken = counters_.get() + static_cast<ptrdiff_t>(stage) * (threads_ + 1);
+    Counter* taken = counters_.data() + static_cast<ptrdiff_t>(stage) * (threads_ + 1);
     std::atomic<int64_t>& done = taken[threads_].value;
     int64_t num_computed = 0;
     for (int offset = 0; offset < threads_; ++offset) {
       const int owner = (thread + offset) % threads_;
       const int64_t begin = count * owner / threads_, end = count * (owner + 1) / threads_;
       for (int64_t i; (i = begin + taken[owner].value.fetch_add(1, std::memory_order_relaxed)) < end; ++num_computed)
-        work(static_cast<int>(i));
+        compute(work, static_cast<int>(i));
     }
     if (num_computed) done.fetch_add(num_computed, std::memory_order_acq_rel);
     spin_until([&] { return done.load(std::memory_order_acquire) >= count; });
   }
 
+  // Note that a thread has found no memory.
+  void set_lacks_memory() { lacks_memory_.store(true, std::memory_order_release); }
+
+  // Throw std::bad_alloc if a thread has found no memory.
+  void check_memory() const {
+    if (lacks_memory_.load(std::memory_order_acquire)) throw std::bad_alloc();
+  }
+
  private:
+  template <class Work>
+  void compute(Work& work, int item) {
+    if (lacks_memory_.load(std::memory_order_relaxed)) return;
+    try {
+      work(item);
+    } catch (const std::bad_alloc&) {
+      set_lacks_memory();
+    }
+  }
+
   struct alignas(64) Counter {  // own cache line: no false sharing
     std::atomic<int64_t> value{0};
   };
   const int threads_;
-  std::unique_ptr<Counter[]> counters_;
+  std::pmr::vector<Counter> counters_;
+  std::atomic<bool> lacks_memory_{false};
 };
 
 // Worker threads of one calling thread; they end with it.
@@ -119,9 +141,14 @@ class ThreadPool {
   }
 
  private:
+  // Start the workers that there are not yet. Those that cannot be started now are done without: the others take what
+  // would have been theirs.
   void start_workers(int count) {
-    for (int number = static_cast<int>(workers_.size()); number < count; ++number)
-      workers_.emplace_back([this, number] { worker_loop(number + 1); });
+    try {
+      for (int number = static_cast<int>(workers_.size()); number < count; ++number)
+        workers_.emplace_back([this, number] { worker_loop(number + 1); });
+    } catch (const std::system_error&) {
+    }
   }
 
   // Exclude this core from the workers' affinity. Linux tends to wake a thread on the core of its waker, which is busy

@@ -238,6 +238,7 @@ class GreedyStep:
     max_logits: list[float]  # the largest logit of each row; NaN if any logit is
     token_ids: list[int]  # the first token that has it
     elapsed_s: float  # duration of the step, seconds
+    lacks_memory: bool = False  # there was none for it: nothing else here holds, and the run is over
 
 
 class GreedyRun(Protocol):

@@ -258,10 +258,19 @@ class ModelRunner:
         return PendingStep(result, samples.wait)
 
     def _without_memory(self, plan: StepPlan, problem: str, began_s: float, prepared_s: float) -> StepResult:
+        self._note_profiled(plan, began_s, prepared_s)
+        return self.not_computed(plan, problem)
+
+    def not_computed(self, plan: StepPlan, problem: str, *, is_begun: bool = False) -> StepResult:
+        """Return the result of a step that there was no memory for, and leave the rows as they were before it.
+
+        Args:
+            is_begun: earlier steps of the same plan are computed.
+        """
         give_back(self._device)
         self._has_lacked_memory = True
-        self._table.take_back(plan)  # as if not begun: what is in the KV cache is written again
-        self._note_profiled(plan, began_s, prepared_s)
+        if not is_begun:
+            self._table.take_back(plan)  # what is in the KV cache is written again
         return StepResult(plan.step_id, (), out_of_memory=problem)
 
     def _computed(self, plan: StepPlan, rest: StepPlan, step: StepInput, began_s: float) -> StepResult:
@@ -352,7 +361,7 @@ class ModelRunner:
         step = self._table.input_of(plan, self._apply(plan))
         batch = step.forward_batch(self._cache, self._soft_prompts)
         run = self._background.begin_greedy(batch, num_steps=plan.num_steps, done_fd=done_fd)
-        return BackgroundRun(self, plan.step_id, rows, run, time.perf_counter() - began_s)
+        return BackgroundRun(self, plan, rows, run, time.perf_counter() - began_s)
 
     def prepare_adapter(self, path: str, digest: str, *, is_pinned: bool) -> None:
         """Read an adapter, so that the step that needs it does not wait. May be called from any thread."""
@@ -505,16 +514,16 @@ class BackgroundRun:
 
     Args:
         runner: owner of the rows.
-        step_id: of the plan.
+        plan: what is computed.
         rows: of the plan.
         run: the model's side of it.
         prepared_s: what it took to begin, seconds.
     """
 
     def __init__(
-        self, runner: ModelRunner, step_id: int, rows: tuple[Row, ...], run: GreedyRun, prepared_s: float
+        self, runner: ModelRunner, plan: StepPlan, rows: tuple[Row, ...], run: GreedyRun, prepared_s: float
     ) -> None:
-        self._runner, self._step_id, self._rows, self._run = runner, step_id, rows, run
+        self._runner, self._plan, self._rows, self._run = runner, plan, rows, run
         self._prepared_s = prepared_s
         self._is_first = True
 
@@ -527,6 +536,10 @@ class BackgroundRun:
         return [self._result(step, is_newest=step is steps[-1]) for step in steps]
 
     def _result(self, step: GreedyStep, *, is_newest: bool) -> StepResult:
+        if step.lacks_memory:
+            return self._runner.not_computed(
+                self._plan, "there is no memory for a step", is_begun=not self._is_first
+            )
         if not self._is_first:  # the plan has advanced the rows for the first step
             for row in self._rows:
                 row.go_on()
@@ -535,7 +548,7 @@ class BackgroundRun:
         elapsed_s = step.elapsed_s + (self._prepared_s if self._is_first else 0.0)
         self._is_first = False
         is_last = is_newest and self._run.is_over
-        return StepResult(self._step_id, rows, elapsed_s, is_last=is_last)
+        return StepResult(self._plan.step_id, rows, elapsed_s, is_last=is_last)
 
     @property
     def is_over(self) -> bool:

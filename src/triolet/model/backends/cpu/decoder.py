@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -78,7 +77,10 @@ class CpuRun:
 
     def steps(self, count: int) -> list[GreedyStep]:
         first, self._num_told = self._num_told, self._num_told + count
-        return [self._found.step(index) for index in range(first, self._num_told)]
+        steps = [self._found.step(index) for index in range(first, self._num_told)]
+        if self._run.lacks_memory and self.is_over:
+            steps[-1] = attrs.evolve(steps[-1], lacks_memory=True)
+        return steps
 
     @property
     def is_over(self) -> bool:
@@ -148,7 +150,7 @@ class CpuDecoder:
         step = self._step(batch, hidden=hidden.data_ptr())
         # Stop before the output head.
         step.num_logits = 0
-        self._run(self._cpp.triolet_step, step)
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return hidden
 
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
@@ -162,30 +164,21 @@ class CpuDecoder:
         )
         if self._adapter_slots is not None:
             self._place_adapters(step, self._adapter_slots[rows])
-        self._run(self._cpp.triolet_head, step)
+        self._cpp.triolet_head(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
         logits = torch.empty(len(batch.logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
         step = self._step(batch, logits=logits.data_ptr())
-        self._run(self._cpp.triolet_step, step)
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         return logits
 
     def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
         found = Found.of(len(batch.logits_indices))
         step = self._step(batch, **found.addresses())
-        self._run(self._cpp.triolet_step, step)
+        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
         step_done = found.step(0)
         return step_done.max_logits, step_done.token_ids
-
-    def _run(self, function: Callable[..., int], step: StepStruct) -> None:
-        """Have a step computed.
-
-        Raises:
-            MemoryError: there is no memory for its work; a smaller one may have enough.
-        """
-        if function(ctypes.byref(self._model), ctypes.byref(step)):
-            raise MemoryError("there is no memory for the work of a step")
 
     def prepare(self) -> None:
         """Wake the threads of the next background step, while its input is being built."""
