@@ -125,6 +125,7 @@ class ProcessExecutor(LookAheadExecutor):
         self._sent: deque[StepPlan] = deque()
         self._ahead: StepPlan | None = None  # a plan made ahead that was not sent so far
         self._halted: StepPlan | None = None  # the last plan that was
+        self._is_on_cpu = False  # whether the process computes there
         self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
         self.peers: Sequence[ProcessExecutor] = (self,)
@@ -208,6 +209,7 @@ class ProcessExecutor(LookAheadExecutor):
                 raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
+        self._is_on_cpu = reply.device == "cpu"
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
         self._knows_imports |= self._has_to_import
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
@@ -267,6 +269,7 @@ class ProcessExecutor(LookAheadExecutor):
         Raises:
             RunnerDied: the process ended, or hung in a step.
             RunnerFailed: a step raised an exception.
+            ResourceShortage: on a CPU, there is no memory for a step of one token.
         """
         return await self.execute_in_turn(plan, tell, _nothing_follows)
 
@@ -344,6 +347,9 @@ class ProcessExecutor(LookAheadExecutor):
             reply = _checked(await self._reply(process, limit_s), plan)
             if isinstance(reply, Failure):
                 return reply
+            if reply.out_of_memory is not None and plan.num_tokens == 1 and self._is_on_cpu:
+                # It cannot be any smaller, and what this process lacks another one may find.
+                raise ResourceShortage("memory", f"a step of one token ({reply.out_of_memory})")
             self._hang_limit.observe(kind, trio.current_time() - began_s)
             if reply.is_last:
                 self._sent.popleft()

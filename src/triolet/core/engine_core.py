@@ -26,7 +26,7 @@ from triolet.core.journal import Journal, JournalEntry
 from triolet.core.metrics.iteration_stats import EngineStatistics
 from triolet.core.output.detokenizer import HoldBack
 from triolet.core.output.output_processor import OutputProcessor
-from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner, is_external
+from triolet.core.recovery.recovery_state import CrashOutcome, RecoveryState, crashes_the_runner
 from triolet.core.request.grammar_state import Thinking, TokenMask, all_but, only, with_token
 from triolet.core.request.model_info import LoadedModel, ModelInfo
 from triolet.core.request.request import FinishReason, Request
@@ -37,6 +37,7 @@ from triolet.core.scheduling.scheduler import Scheduler, SchedulerConfig, Schedu
 from triolet.core.sleep import SLEEP, WEIGHTS, RunnerPhase, SleepState
 from triolet.core.step_plan import StepPlan, StepResult
 from triolet.core.weights import WeightsState
+from triolet.errors import RequestFailed
 
 # Grammar masks: requests that need a mask, questions to the grammars, and their answers.
 #
@@ -524,14 +525,13 @@ class EngineCore:
             return None
         # The runner may have begun the plan after it, too.
         scheduler = self._scheduler
-        outcome = self.recovery.poison_bisection.step_failed(
-            scheduler.marks(), num_rows=scheduler.num_rows_in_flight, is_external=is_external(error)
+        outcome = self.recovery.step_failed(
+            scheduler.marks(), num_rows=scheduler.num_rows_in_flight, error=error
         )
-        self.recovery.num_uncounted += outcome.num_uncounted
         culprit = None if outcome.culprit is None else self.journal.get(outcome.culprit)
         if culprit is not None:
             failure = crashes_the_runner(culprit.request, error)
-            culprit.failure = failure.reason
+            culprit.failure = failure.reason if isinstance(failure, RequestFailed) else str(failure)
             if (output := self.outputs.get(culprit.serial)) is not None:
                 output.fail(failure)
             self.finish(culprit.serial, FinishReason.ERROR)

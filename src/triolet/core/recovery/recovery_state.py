@@ -15,7 +15,7 @@ import attrs
 
 from triolet.core.request.request import Request
 from triolet.core.step_plan import StepPlan
-from triolet.errors import RequestFailed, RunnerDied
+from triolet.errors import RequestFailed, ResourceShortage, RunnerDied
 
 # Out-of-memory backoff: steps are smaller at once after an out-of-memory error, then doubled step by step.
 #
@@ -181,7 +181,12 @@ class PoisonBisection:
         self._candidates[serial] = candidate
 
     def step_failed(
-        self, marks: Mapping[int, int], *, num_rows: int, is_external: bool = False
+        self,
+        marks: Mapping[int, int],
+        *,
+        num_rows: int,
+        is_external: bool = False,
+        is_counted: bool = True,
     ) -> CrashOutcome:
         """Record a crash of the runner in a step, and return what follows from it.
 
@@ -189,15 +194,17 @@ class PoisonBisection:
             marks: by serial of the live requests of the step, how many of their tokens it would have computed.
             num_rows: rows of the step, with those of requests that have ended since.
             is_external: whether something outside of the runner has ended it.
+            is_counted: whether the crash counts against the restart limit, unless it is explained.
         """
         is_bisecting = self.is_bisecting
+        is_explained = is_bisecting and is_counted
         self.crashed |= marks.keys()
         for serial, mark in marks.items():
             candidate = self._candidates.setdefault(serial, Candidate())
             candidate.mark = max(candidate.mark, mark)
             candidate.num_crashes += 1
             candidate.num_alone += num_rows == 1 and not is_external
-            candidate.num_counted += not is_bisecting
+            candidate.num_counted += is_counted and not is_bisecting
             candidate.num_internal += not is_external
         repeated = [serial for serial in marks if self._candidates[serial].num_crashes >= MAX_CRASHES]
         if (
@@ -205,10 +212,10 @@ class PoisonBisection:
             and repeated
             and (is_bisecting or self._candidates[repeated[0]].num_alone >= MAX_CRASHES)
         ):
-            return CrashOutcome(repeated[0], int(is_bisecting) + self._identify(repeated[0]))
+            return CrashOutcome(repeated[0], int(is_explained) + self._identify(repeated[0]))
         if repeated:
             self._attempt_half(repeated)
-        return CrashOutcome(None, int(is_bisecting))
+        return CrashOutcome(None, int(is_explained))
 
     def _identify(self, serial: int) -> int:
         """End the bisection with its culprit, and return how many counted crashes it explains."""
@@ -265,6 +272,17 @@ class RecoveryState:
     num_uncounted: int = 0
     # The runner has crashed in a step and has not shown since that it can compute one.
     has_runner_failed: bool = False
+
+    def step_failed(self, marks: Mapping[int, int], *, num_rows: int, error: BaseException) -> CrashOutcome:
+        """Record a crash of the runner in a step; see `PoisonBisection.step_failed`."""
+        is_shortage = isinstance(error, ResourceShortage)
+        if is_shortage:
+            self.memory = OomBackoff()  # the next runner begins with what there is by then
+        outcome = self.poison_bisection.step_failed(
+            marks, num_rows=num_rows, is_external=is_external(error), is_counted=not is_shortage
+        )
+        self.num_uncounted += outcome.num_uncounted
+        return outcome
 
 
 # Hang limit: the time after which a step counts as hung is learned from the steps before it.
@@ -378,17 +396,22 @@ def is_external(error: BaseException) -> bool:
 
     No step sends itself such a signal, or keeps a machine from telling how a process has ended.
     """
-    # An out-of-memory killer is outside as well; a request that calls for it again is found at the second time.
+    # A shortage is the machine's, and an out-of-memory killer is outside as well; a request that calls for it again is
+    # found at the second time.
+    if isinstance(error, ResourceShortage):
+        return True
     if not isinstance(error, RunnerDied) or error.is_hang:
         return False
     return error.is_lost or error.signal in (SIGKILL, SIGTERM)
 
 
-def crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed:
-    """Return the error of a request over which the runner crashes each time."""
-    failure = RequestFailed(
-        request.parent_id or request.request_id,
-        f"it crashes the model runner, also when computed alone: {cause}",
-    )
+def crashes_the_runner(request: Request, cause: BaseException) -> RequestFailed | ResourceShortage:
+    """Return the error of a request over which the runner crashes, or lacks a resource, each time."""
+    name = request.parent_id or request.request_id
+    failure: RequestFailed | ResourceShortage
+    if isinstance(cause, ResourceShortage):
+        failure = ResourceShortage(cause.resource, f"request {name}, also when computed alone")
+    else:
+        failure = RequestFailed(name, f"it crashes the model runner, also when computed alone: {cause}")
     failure.__cause__ = cause
     return failure
