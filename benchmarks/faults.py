@@ -68,7 +68,7 @@ from triolet.actors.executors.standby import ForkSource
 from triolet.actors.grammar_requests import GrammarRequests
 from triolet.config.whole_file import write_file
 from triolet.core.load_progress import OnProgress
-from triolet.core.recovery.recovery_state import step_kind
+from triolet.core.recovery.recovery_state import OomBackoff, step_kind
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.step_plan import StepPlan, StepResult
@@ -528,6 +528,8 @@ async def shortage(
                     case "model memory":
                         while (process_id := engine.model_info.process_id) is None:  # noqa: ASYNC110  it is being replaced
                             await trio.sleep(0.01)
+                        # What earlier rounds have taught would keep steps small, and nothing short.
+                        engine._core.recovery.memory = OomBackoff()
                         taken.enter_context(limited(resource.RLIMIT_AS, _mapped_bytes, [process_id]))
                     case _:
                         taken.enter_context(full_disk(folder))

@@ -126,6 +126,7 @@ class ProcessExecutor(LookAheadExecutor):
         self._ahead: StepPlan | None = None  # a plan made ahead that was not sent so far
         self._halted: StepPlan | None = None  # the last plan that was
         self._is_on_cpu = False  # whether the process computes there
+        self._has_lacked_memory = False  # whether it found none for the last step
         self._folder: str | None = None  # of the weights; None for those of the configuration
         self._unsent: list[PrepareAdapter] = []  # adapters to prepare, told with the next plan
         self.peers: Sequence[ProcessExecutor] = (self,)
@@ -209,7 +210,7 @@ class ProcessExecutor(LookAheadExecutor):
                 raise FrameError(f"a load must end with a ModelInfo; got a {type(reply).__name__}")
         if isinstance(reply, Failure):
             raise rebuild(reply, otherwise=ModelError)
-        self._is_on_cpu = reply.device == "cpu"
+        self._is_on_cpu, self._has_lacked_memory = reply.device == "cpu", False
         self._load_silence.observe(max(silence_s, trio.current_time() - heard_s))
         self._knows_imports |= self._has_to_import
         self._next_config = with_kv_cache(self._config, reply) if config is self._config else config
@@ -347,9 +348,7 @@ class ProcessExecutor(LookAheadExecutor):
             reply = _checked(await self._reply(process, limit_s), plan)
             if isinstance(reply, Failure):
                 return reply
-            if reply.out_of_memory is not None and plan.num_tokens == 1 and self._is_on_cpu:
-                # It cannot be any smaller, and what this process lacks another one may find.
-                raise ResourceShortage("memory", f"a step of one token ({reply.out_of_memory})")
+            self._check_memory(plan, reply)
             self._hang_limit.observe(kind, trio.current_time() - began_s)
             if reply.is_last:
                 self._sent.popleft()
@@ -357,6 +356,15 @@ class ProcessExecutor(LookAheadExecutor):
             began_s = trio.current_time()
             process.allow(limit_s, late)
             tell(reply)
+
+    def _check_memory(self, plan: StepPlan, result: StepResult) -> None:
+        """Raise ResourceShortage if there was no memory for a step that cannot be any smaller."""
+        is_void = plan.is_ahead and self._has_lacked_memory  # not computed, whatever memory there is
+        problem = None if is_void else result.out_of_memory
+        self._has_lacked_memory = problem is not None
+        # A GPU has no more for another process, which would only load its model anew.
+        if problem is not None and plan.num_tokens == 1 and self._is_on_cpu:
+            raise ResourceShortage("memory", f"a step of one token ({problem})")
 
     async def prepare_adapter(self, adapter: Adapter, *, is_pinned: bool) -> None:
         await trio.lowlevel.checkpoint()

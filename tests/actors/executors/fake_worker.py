@@ -5,6 +5,7 @@
 WHEN is `load`, the number of a step of its life, `always`, or `poison`: each step that computes a prompt beginning with
 POISON; or `reload`: each load but that of the process which has made the MARK.
 Where a MARK is given, the file is made, and the next process that finds it behaves: a fault that comes once.
+With `lose_memory` there is none for that step, nor for any later one of this process.
 Where a folder TOLD is given, each misdeed makes a file in it first, so that a test knows when to move its clock on.
 
 `python -m tests.actors.executors.fake_worker fork_server [hang|fork|- [WHAT ...]]` is their fork server.
@@ -114,6 +115,7 @@ MISDEEDS: dict[str, Callable[[], None]] = {
     "dawdle": lambda: time.sleep(0.05),
     "wait_for_the_next": lambda: None,
     "lack_memory": lambda: None,
+    "lose_memory": lambda: None,
 }
 
 
@@ -198,6 +200,8 @@ class Misbehaving:
             Path(self.mark).touch()
         if self.told:
             Path(self.told, str(os.getpid())).touch()
+        if self.what == "lose_memory":
+            self.model.most_tokens = 0
         MISDEEDS[self.what]()
 
 

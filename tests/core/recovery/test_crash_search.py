@@ -20,7 +20,7 @@ from triolet.core.recovery.recovery_state import (
     step_kind,
 )
 from triolet.core.step_plan import PlanRow, StepPlan
-from triolet.errors import RunnerDied
+from triolet.errors import RequestFailed, ResourceShortage, RunnerDied
 
 UNKNOWN = CrashOutcome(None, 0)
 
@@ -156,9 +156,10 @@ def test_requests_that_were_in_no_crash_are_nothing_to_clear() -> None:
         (RunnerDied("is lost", None, is_lost=True), True),
         (RunnerDied("has ended", None), False),
         (ValueError("no process"), False),
+        (ResourceShortage("memory", "a step"), True),
     ],
 )
-def test_a_kill_or_a_lost_machine_is_outside_and_a_hang_or_a_crash_is_not(
+def test_a_kill_a_shortage_or_a_lost_machine_is_outside_and_a_hang_or_a_crash_is_not(
     error: Exception, external: bool
 ) -> None:
     assert is_external(error) is external
@@ -170,10 +171,38 @@ def test_the_error_of_a_culprit_names_what_the_caller_knows_and_has_the_crash_as
 ) -> None:
     cause = RunnerDied("crashed", -11)
     error = crashes_the_runner(make_request(parent_id=parent_id), cause)
-    assert error.request_id == named
+    assert isinstance(error, RequestFailed) and error.request_id == named
     assert error.__cause__ is cause
     assert "crashes the model runner, also when computed alone" in str(error)
     assert "process crashed" in str(error)
+
+
+def test_the_error_of_a_request_that_lacks_a_resource_each_time_is_typed() -> None:
+    cause = ResourceShortage("memory", "a step of one token")
+    error = crashes_the_runner(make_request(parent_id="p"), cause)
+    assert isinstance(error, ResourceShortage)
+    assert (error.resource, error.purpose) == ("memory", "request p, also when computed alone")
+    assert error.__cause__ is cause
+
+
+def test_a_crash_for_lack_of_a_resource_explains_no_counted_restart_and_the_next_runner_is_unlimited() -> (
+    None
+):
+    shortage = ResourceShortage("memory", "a step of one token")
+    state = RecoveryState()
+    state.memory.step_did_not_fit([4, 4])
+    outcomes = [state.step_failed({1: 5}, num_rows=1, error=shortage) for _ in range(3)]
+    assert outcomes == [UNKNOWN, UNKNOWN, CrashOutcome(1, 0)]  # the supervisor has counted none of them
+    assert state.num_uncounted == 0
+    assert limits(state.memory) == limits(OomBackoff())
+
+
+def test_a_counted_crash_of_a_culprit_is_explained_and_its_shortages_were_not_counted() -> None:
+    state = RecoveryState()
+    state.step_failed({1: 5}, num_rows=1, error=ResourceShortage("memory", "a step of one token"))
+    assert state.step_failed({1: 5}, num_rows=1, error=ValueError("planted")) == UNKNOWN
+    assert state.step_failed({1: 5}, num_rows=1, error=ValueError("planted")) == CrashOutcome(1, 2)
+    assert state.num_uncounted == 2
 
 
 def test_nothing_is_learned_at_the_start() -> None:
@@ -231,6 +260,7 @@ def test_each_step_that_does_not_fit_doubles_the_calm_that_is_asked_for() -> Non
 def test_the_calm_that_is_asked_for_is_at_most_4096_steps() -> None:
     backoff = OomBackoff()
     for _ in range(20):
+        backoff.step_done(8, 64)
         backoff.step_did_not_fit([8])
     for _ in range(4095):
         backoff.step_done(8, 64)

@@ -156,7 +156,7 @@ def test_limits_are_doubled_after_64_steps_that_fit_until_rows_and_tokens_are_bo
     assert calm(limit, 64, most_rows=2, most_tokens=40) == (100, 100)
 
 
-def test_each_misfit_doubles_the_number_of_steps_and_counts_them_anew_up_to_4096() -> None:
+def test_each_misfit_after_a_step_that_fitted_doubles_the_number_of_steps_up_to_4096() -> None:
     limit = OomBackoff()
     limit.step_did_not_fit([2, 2])
     calm(limit, 63)
@@ -164,7 +164,24 @@ def test_each_misfit_doubles_the_number_of_steps_and_counts_them_anew_up_to_4096
     assert [calm(limit, 127), calm(limit, 1)] == [(1, 2), (2, 4)]
     for _ in range(20):
         limit.step_did_not_fit([2, 2])
+        limit.step_done(8, 64)
+    limit.step_did_not_fit([2, 2])
     assert [calm(limit, 4095), calm(limit, 1)] == [(1, 2), (2, 4)]
+
+
+def test_the_tries_of_one_search_for_what_fits_double_the_number_of_steps_once() -> None:
+    limit = OomBackoff()
+    for num_tokens in (64, 32, 16, 8, 4):
+        limit.step_did_not_fit([num_tokens])
+    assert [calm(limit, 63), calm(limit, 1)] == [(1, 2), (2, 4)]
+
+
+def test_limits_that_were_lifted_leave_nothing_behind() -> None:
+    limit = OomBackoff()
+    limit.step_did_not_fit([2, 2])
+    assert calm(limit, 64, most_rows=2, most_tokens=4) == (100, 100)
+    limit.step_did_not_fit([2, 2])
+    assert [calm(limit, 63), calm(limit, 1)] == [(1, 2), (2, 4)]
 
 
 def test_after_a_step_that_fitted_one_row_leaves_again() -> None:

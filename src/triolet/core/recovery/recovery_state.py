@@ -25,7 +25,8 @@ from triolet.errors import RequestFailed, ResourceShortage, RunnerDied
 # token, alone, is as small as a step can be: what does not fit then never will.
 #
 # After a number of steps that fit, the limits are doubled, until they limit nothing. Each new out-of-memory
-# error doubles that number.
+# error doubles that number; the tries of one search for what fits count as one, or else a single search would keep
+# steps small for thousands of them.
 CALM_STEPS, MAX_CALM_STEPS = 32, 4096
 
 
@@ -55,9 +56,10 @@ class OomBackoff:
         Returns:
             How many rows, the largest, must leave the batch; None if it cannot be any smaller.
         """
+        if not self._num_misfits:
+            self._patience = min(2 * self._patience, MAX_CALM_STEPS)
         self._num_misfits += 1
         self._num_calm = 0
-        self._patience = min(2 * self._patience, MAX_CALM_STEPS)
         if sum(row_tokens) <= 1:
             self._lift()
             return None
@@ -88,6 +90,7 @@ class OomBackoff:
 
     def _lift(self) -> None:
         self._max_rows = self._max_tokens = None
+        self._patience = CALM_STEPS
 
 
 # Poison bisection: the search for the request that makes the runner crash, with one restart per wrong guess.
