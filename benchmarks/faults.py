@@ -15,8 +15,8 @@ grammars; then it is given back, and a request that needs it must be served.
                  nothing of what was freed, a library counts the allocations that failed, and a round without any is no
                  round: up to as many again are run in place of these
     model memory RLIMIT_AS of the model's process is what it has, while it computes the log-probabilities of a long
-                 prompt beside streams: every larger tensor fails, and steps become smaller; a process that dies of an
-                 allocation that no library counts is replaced
+                 prompt beside streams: every larger tensor fails, and steps become smaller, in each round anew; a
+                 process that finds no memory for one token, or dies of an allocation, is replaced
     disk         a tmpfs of 4 MB with the snapshot, the recording, the prefix store and temporary files is full;
                  requests for new weights need it and get `ModelFileError`; the others are neither recorded nor stored,
                  and a run that lost no record or no prefix is no run; it takes the right to mount
