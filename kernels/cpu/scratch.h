@@ -36,7 +36,7 @@ class Scratch {
 // no more than an earlier one takes nothing from the system. One at a time in a thread.
 class ListMemory {
  public:
-  ListMemory() : lists_(kept().bytes(), kept().size, &further_) {}
+  ListMemory() : lists_{kept().bytes(), kept().size, &further_} {}  // in this order: the first may change the second
   ~ListMemory() { kept().wanted = kept().size + further_.size; }
   ListMemory(const ListMemory&) = delete;
   ListMemory& operator=(const ListMemory&) = delete;
