@@ -267,3 +267,8 @@ def _place(mirror: type[ctypes.Structure], field: str) -> tuple[int, int]:
 
 def _shown(place: tuple[int, int] | None) -> str:
     return "none" if place is None else f"{place[1]} bytes at offset {place[0]}"
+
+
+def no_memory() -> MemoryError:
+    """Return the error of a call of the kernels that returned 1: there is no memory for it."""
+    return MemoryError("there is no memory for what the CPU kernels compute; a smaller step may have enough")

@@ -22,7 +22,14 @@ from typing import Any, Final
 import attrs
 import torch
 
-from triolet.kernels.cpu.abi import CacheGroupStruct, LayerStruct, ModelStruct, StepStruct, addresses
+from triolet.kernels.cpu.abi import (
+    CacheGroupStruct,
+    LayerStruct,
+    ModelStruct,
+    StepStruct,
+    addresses,
+    no_memory,
+)
 from triolet.kernels.cpu.build import cache_folder, sources_hash
 from triolet.kernels.cpu.gemm.packing import ANY_ROWS
 from triolet.kernels.cpu.targets import cpu_facts
@@ -216,7 +223,8 @@ def _time_head(
 
     def run(limit: int) -> None:
         model.argmax_filter.max_rows = limit
-        cpp.triolet_head(ctypes.byref(model), ctypes.byref(step))
+        if cpp.triolet_head(ctypes.byref(model), ctypes.byref(step)):
+            raise no_memory()
 
     return _in_turns(run, count, end_s)
 
@@ -256,7 +264,8 @@ def _time_layer(
 
     def run(limit: int) -> None:
         model.few_rows = limit
-        cpp.triolet_step(ctypes.byref(model), ctypes.byref(step))
+        if cpp.triolet_step(ctypes.byref(model), ctypes.byref(step)):
+            raise no_memory()
 
     return _in_turns(run, count, end_s)
 

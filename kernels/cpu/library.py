@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -25,16 +24,6 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "TRIOLET_CPU_TARGET"
 """Environment variable: a target's name, or `auto`; `off` (or 0) leaves everything to torch."""
-
-RETURN_STATUS = (
-    "triolet_step",
-    "triolet_head",
-    "triolet_linear",
-    "triolet_paged_attention",
-    "triolet_argmax",
-    "triolet_draw",
-)
-"""Functions that return 0, or 1 if there is no memory for the call, which raises MemoryError then."""
 
 
 @attrs.frozen(eq=False)
@@ -80,21 +69,11 @@ def load(target: Target, path: Path) -> Kernels:
     """
     cpp = ctypes.CDLL(str(path))
     check_layouts(cpp)
-    for name in RETURN_STATUS:
-        getattr(cpp, name).errcheck = _check_status
     if not cpp.triolet_use_amx(ctypes.c_int32(target.tiles)) and target.tiles:
         raise OSError("the system does not let this process use AMX")
     if (start := _threads_of_torch()) is not None:
         cpp.triolet_use_threads(ctypes.cast(start, ctypes.c_void_p))
     return Kernels(cpp, target, path)
-
-
-def _check_status(status: int, function: Callable[..., int], arguments: tuple[object, ...]) -> int:
-    if status:
-        raise MemoryError(
-            "there is no memory for what the CPU kernels compute; a smaller step may have enough"
-        )
-    return status
 
 
 def _best() -> Kernels:

@@ -12,7 +12,7 @@ from triolet.errors import ConfigError
 from triolet.kernels.cpu import build as builder
 from triolet.kernels.cpu import targets
 from triolet.kernels.cpu.build import SHIPPED, BuildError, Toolchain, build, build_shipped, shipped
-from triolet.kernels.cpu.library import RETURN_STATUS, Kernels, kernels
+from triolet.kernels.cpu.library import Kernels, kernels
 from triolet.kernels.cpu.targets import ARM64_TARGETS, NATIVE, TARGETS, X86_TARGETS, Target, missing, runnable
 
 on_x86 = pytest.mark.skipif(TARGETS != X86_TARGETS, reason="needs x86-64 Linux")
@@ -25,7 +25,6 @@ EXPORT int triolet_use_amx(int wanted) { return tiles = wanted; }
 EXPORT void triolet_use_threads(void*) {}
 EXPORT int uses_tiles() { return tiles; }
 """
-SOURCE += "".join(f"EXPORT int {name}() {{ return 0; }}\n" for name in RETURN_STATUS)
 
 
 @pytest.fixture

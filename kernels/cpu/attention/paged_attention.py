@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from triolet.kernels.cpu.abi import AttentionCall
+from triolet.kernels.cpu.abi import AttentionCall, no_memory
 
 if TYPE_CHECKING:
     from triolet.kernels.attention_metadata import AttentionMetadata
@@ -55,5 +55,6 @@ def paged_attention_cpp(
         scale=scale,
         soft_cap=soft_cap or 0.0,
     )
-    library.triolet_paged_attention(ctypes.byref(call))
+    if library.triolet_paged_attention(ctypes.byref(call)):
+        raise no_memory()
     return out

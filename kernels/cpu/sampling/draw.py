@@ -7,6 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from triolet.kernels.cpu.abi import no_memory
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.gemm.packing import MODEL_DTYPES
 from triolet.kernels.cpu.library import library
@@ -28,11 +29,12 @@ def row_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     max_logits = torch.empty(num_rows, dtype=torch.float32)
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    cpp.triolet_argmax(
+    if cpp.triolet_argmax(
         *_rows(logits),
         ctypes.c_void_p(max_logits.data_ptr()),
         ctypes.c_void_p(tokens.data_ptr()),
-    )
+    ):
+        raise no_memory()
     return max_logits, tokens
 
 
@@ -48,7 +50,8 @@ def draw(cpp: ctypes.CDLL, draws: int, logits: Tensor) -> Tensor:
         [num_rows] int64.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    cpp.triolet_draw(ctypes.c_void_p(draws), *_rows(logits), ctypes.c_void_p(tokens.data_ptr()))
+    if cpp.triolet_draw(ctypes.c_void_p(draws), *_rows(logits), ctypes.c_void_p(tokens.data_ptr())):
+        raise no_memory()
     return tokens
 
 

@@ -77,7 +77,7 @@ from triolet.model.backends.cpu.linear import CppLinearLayer
 layer = CppLinearLayer(nn.Linear(64, 32, dtype=torch.bfloat16), library())
 few, many = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(2**14, 64, dtype=torch.bfloat16)
 right = layer(few)
-space = torch.empty(2**14, 32, dtype=torch.bfloat16)  # of the results: freed just before
+space = torch.empty(2**15, 32, dtype=torch.bfloat16)  # for the results, and as much for Python: freed just before
 take_all(2**15)
 del space
 try:

@@ -19,7 +19,7 @@ from tests.core.output.test_detokenizer import (
     token_id,
 )
 from triolet.core.output.detokenizer import IncrementalDetokenizer, no_piece
-from triolet.model.tokenizer.tokenizer import puts_side_by_side, token_pieces
+from triolet.model.tokenizer.context_free_tokens import puts_side_by_side, token_pieces
 
 MAKERS = [byte_level, byte_fallback, metaspace]
 BEYOND = 10**6

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from triolet.model.tokenizer.prompt_ids import EstimatedIds, PromptIds
+from triolet.model.tokenizer.tokenizer import EstimatedIds, PromptIds
 
 
 def found(most: int | None, *parts: Sequence[int]) -> PromptIds:

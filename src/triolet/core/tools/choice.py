@@ -125,7 +125,9 @@ def parse_tools(tools: object) -> tuple[FunctionTool, ...]:
     if len(tools) > MAX_TOOLS:
         raise wrong("tools", f"must have at most {MAX_TOOLS} entries", len(tools))
     parsed = tuple(_parse_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
-    if json_text.is_longer([(tool.description, tool.parameters) for tool in parsed], MAX_TOOLS_CHARS):
+    if parsed and json_text.is_longer(
+        [(tool.description, tool.parameters) for tool in parsed], MAX_TOOLS_CHARS
+    ):
         rule = f"must have at most {MAX_TOOLS_CHARS} characters of descriptions and schemas in all"
         raise InvalidRequest(f"tools {rule}, got more", field="tools")
     names = [tool.name for tool in parsed]

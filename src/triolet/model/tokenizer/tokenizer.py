@@ -3,13 +3,6 @@
 A tokenizer.json is read with `tokenizers` alone. Older folders, with a sentencepiece model or a vocabulary and
 merges, are converted by transformers, which is only imported for them. A folder without a tokenizer is no error: the
 engine then takes and gives token ids.
-
-Context-free tokens have the same text whatever the tokens before them. Most decoders put one token's text behind the
-other's, and take something away only where the text begins: `▁the` is ` the` but there. Then decoding a token twice
-shows it in both places. Of the decoders that `tokenizers` has, those are named here of which that is known; of all
-others (WordPiece, which moves spaces before punctuation, CTC, which drops what is repeated) nothing is.
-
-Not even these have a piece for each token: what a part of a character becomes depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,67 +21,15 @@ import tokenizers
 
 from triolet.config.engine import EngineConfig
 from triolet.core.chat_template import ChatTemplate
-from triolet.core.output.detokenizer import BROKEN, Piece, no_piece
+from triolet.core.output.detokenizer import Piece
 from triolet.core.request.prompt import ChatPrompt, TextPair
 from triolet.core.request.tokenizer_interface import Tokenize, Tokenized
 from triolet.core.tools.answer import thinking_switch_among
 from triolet.errors import ChatTemplateError, ConfigError, InvalidPrompt, ModelFileError, UnsupportedFeature
 from triolet.model.folder.tokenizer_settings import TEMPLATES, tokenizer_settings
 from triolet.model.tokenizer.added_tokens import apply_settings
-from triolet.model.tokenizer.prompt_ids import EstimatedIds, PromptIds
+from triolet.model.tokenizer.context_free_tokens import token_pieces
 from triolet.model.tokenizer.special_text import MarkedChat, MarkedText, SpecialTexts
-
-MAX_KEPT = 2**16
-"""Most tokens with a cached piece, some 150 bytes each: the larger part of any vocabulary."""
-
-FUSING = ("ByteFallback", "Fuse", "Strip")
-"""Steps that may follow the replacements in a sentencepiece decoder: in this order, each optional."""
-
-
-def token_pieces(backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> Piece:
-    """Return the context-free texts of this tokenizer's tokens.
-
-    Args:
-        backend: its decoder must not change after this call.
-        skip_special_tokens: whether special tokens have no text.
-    """
-    if not puts_side_by_side(backend):
-        return no_piece
-
-    def decode(*token_ids: int) -> str:
-        text: str = backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
-
-    @lru_cache(MAX_KEPT)
-    def piece(token_id: int) -> str | None:
-        # The second one shows the text after the beginning, where many decoders strip a space.
-        at_beginning, twice = decode(token_id), decode(token_id, token_id)
-        if BROKEN in twice or not twice.startswith(at_beginning):
-            return None
-        return twice[len(at_beginning) :]
-
-    return piece
-
-
-def puts_side_by_side(backend: tokenizers.Tokenizer) -> bool:
-    """Tell whether the decoder decodes token by token after the beginning of a text."""
-    if backend.decoder is None:
-        return False
-    spec = json.loads(backend.decoder.__getstate__())
-    parts = spec["decoders"] if spec["type"] == "Sequence" else [spec]
-    if [part["type"] for part in parts] in (["ByteLevel"], ["Metaspace"]):
-        return True
-    while parts and _replaces_text(parts[0]):
-        parts = parts[1:]
-    kinds = [part["type"] for part in parts]
-    return kinds == [kind for kind in FUSING if kind in kinds] and all(
-        part.get("stop", 0) == 0 for part in parts
-    )
-
-
-def _replaces_text(part: Mapping[str, Any]) -> bool:
-    return part["type"] == "Replace" and "String" in part["pattern"]
-
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 # A shorter text takes less than half a millisecond to encode, where each byte is a token.
@@ -99,6 +40,49 @@ WHOLE_TEXT_CHARS = 2**17  # up to this length a text is encoded before its lengt
 WINDOW_CHARS = 2**13
 # Tokens that the cuts between windows may add to a text of 4 MiB, whose tokens may be as long as windows: one for each.
 MAX_CUT_TOKENS = 1000
+
+
+@attrs.frozen
+class EstimatedIds(Sequence[int]):
+    """Numbers in place of the ids of a text, about as many as it has tokens."""
+
+    _numbers: range
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._numbers[index]
+        return EstimatedIds(found) if isinstance(found, range) else found
+
+
+@attrs.define(eq=False)
+class PromptIds:
+    """Ids of a prompt, put together of its parts.
+
+    A text of special tokens that must not become any has a part for each of them, hundreds of thousands: a list of the
+    parts would be joined, counted and freed in one C call each, which hold the GIL.
+    """
+
+    max_tokens: int | None  # longest prompt whose ids are kept; None for no limit
+    num_tokens: int = attrs.field(default=0, init=False)  # about, if it is an estimate
+    is_estimate: bool = attrs.field(default=False, init=False)
+    ids: list[int] = attrs.field(factory=list, init=False)  # none of a longer prompt
+
+    @property
+    def is_too_long(self) -> bool:
+        """True if the prompt is longer than `max_tokens`."""
+        return self.max_tokens is not None and self.num_tokens > self.max_tokens
+
+    def add(self, parts: Iterable[Sequence[int]]) -> None:
+        """Append parts, one by one as they are encoded."""
+        for part in parts:
+            self.num_tokens += len(part)
+            self.is_estimate |= isinstance(part, EstimatedIds)
+            if not self.is_too_long:
+                self.ids += part
+            elif self.ids:
+                self.ids = []
 
 
 @attrs.frozen(eq=False)

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
 import torch
 from torch import Tensor
 
-from triolet.kernels.cpu.abi import CacheGroupStruct, ModelStruct, MultiStepStruct, StepStruct, addresses
+from triolet.kernels.cpu.abi import (
+    CacheGroupStruct,
+    ModelStruct,
+    MultiStepStruct,
+    StepStruct,
+    addresses,
+    no_memory,
+)
 from triolet.kernels.cpu.calibration import Calibration
 from triolet.kernels.cpu.gemm.packing import CppArgmaxFilter, CppLinear
 from triolet.model.interface import ForwardBatch, GreedyStep, InputEmbeddings, LayerCache, ModelSpec
@@ -150,7 +158,7 @@ class CpuDecoder:
         step = self._step(batch, hidden=hidden.data_ptr())
         # Stop before the output head.
         step.num_logits = 0
-        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        self._compute(self._cpp.triolet_step, step)
         return hidden
 
     def compute_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
@@ -164,21 +172,25 @@ class CpuDecoder:
         )
         if self._adapter_slots is not None:
             self._place_adapters(step, self._adapter_slots[rows])
-        self._cpp.triolet_head(ctypes.byref(self._model), ctypes.byref(step))
+        self._compute(self._cpp.triolet_head, step)
         return logits
 
     def forward_logits(self, batch: ForwardBatch) -> Tensor:
         logits = torch.empty(len(batch.logits_indices), self._spec.vocab_size, dtype=self._spec.dtype)
         step = self._step(batch, logits=logits.data_ptr())
-        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        self._compute(self._cpp.triolet_step, step)
         return logits
 
     def forward_greedy(self, batch: ForwardBatch) -> tuple[list[float], list[int]]:
         found = Found.of(len(batch.logits_indices))
         step = self._step(batch, **found.addresses())
-        self._cpp.triolet_step(ctypes.byref(self._model), ctypes.byref(step))
+        self._compute(self._cpp.triolet_step, step)
         step_done = found.step(0)
         return step_done.max_logits, step_done.token_ids
+
+    def _compute(self, function: Callable[..., int], step: StepStruct) -> None:
+        if function(ctypes.byref(self._model), ctypes.byref(step)):
+            raise no_memory()
 
     def prepare(self) -> None:
         """Wake the threads of the next background step, while its input is being built."""

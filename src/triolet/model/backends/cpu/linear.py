@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from triolet.kernels.cpu.abi import no_memory
 from triolet.kernels.cpu.attention.paged_attention import DTYPES
 from triolet.kernels.cpu.gemm.packing import MODEL_DTYPES, pack_bf16x3
 from triolet.kernels.cpu.library import library
@@ -40,14 +41,15 @@ class CppLinearLayer(nn.Module):
             raise TypeError(f"x must be {self._dtype}; got {x.dtype}")
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self.out_features)
-        self._cpp.triolet_linear(
+        if self._cpp.triolet_linear(
             ctypes.byref(self._struct),
             ctypes.c_int32(DTYPES[self._dtype]),
             ctypes.c_void_p(x.data_ptr()),
             ctypes.c_int32(x.numel() // self.in_features),
             ctypes.c_int32(torch.get_num_threads()),
             ctypes.c_void_p(out.data_ptr()),
-        )
+        ):
+            raise no_memory()
         return out
 
 
