@@ -83,8 +83,9 @@ def _soak() -> str:
 def _soak_of_the_server() -> str:
     lines = [line for line in lines_of("soak_server") if line["bench"] == "soak_server"]
     lines = [line for line in lines if line["commit"] == lines[-1]["commit"]]
-    server, runner, *others = lines
-    grammars = [line for line in others if line["process"].endswith("grammar")]  # there may be a standby, too
+    server, *others = lines
+    [runner] = [line for line in others if line["process"].endswith("runner")]  # there may be a standby, too
+    grammars = [line for line in others if line["process"].endswith("grammar")]
     return (
         f"{server['requests']:,} requests of mixed load in {server['minutes']:.0f} minutes on a server with the model "
         f"in a process | private memory of the server {server['start_mb']:.0f} to {server['end_mb']:.0f} MB, of the "
