@@ -46,6 +46,8 @@ def form(**fields: Any) -> dict[str, Any]:
         (form(**{"k" * MAX_ECHO_CHARS: 1}), "text.format"),
         # A schema counts only where it is one, which is checked by itself.
         ({"text": {"format": {"type": "text", "schema": "s" * MAX_ECHO_CHARS}}}, "text.format"),
+        ({"text": {"format": {"other": "o" * MAX_ECHO_CHARS}}}, "text.format"),
+        ({"tool_choice": {"other": "o" * MAX_ECHO_CHARS}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f", "x": [1] * MAX_ECHO_CHARS}}, "tool_choice"),
     ],
 )

@@ -171,8 +171,9 @@ class CreateResponse(OffersTools):
             form = {name: value for name, value in form.items() if name != "schema"}
             beside = " beside its schema"
         for field, value, rest in (("text.format", form, beside), ("tool_choice", self.tool_choice, "")):
-            # One member, as most have, is a type.
-            if isinstance(value, Mapping) and len(value) > 1 and json_text.is_longer(value, MAX_ECHO_CHARS):
+            # A word, or a type alone, is one of a few, which is checked by itself.
+            is_short = isinstance(value, str) or value.keys() <= {"type"}
+            if not is_short and json_text.is_longer(value, MAX_ECHO_CHARS):
                 rule = f"must have at most {MAX_ECHO_CHARS} characters as JSON{rest}"
                 raise WireError(f"{field} {rule}, got more", param=field)
 
