@@ -14,6 +14,7 @@
 #include "gemm/bf16x3.h"
 #include "gemm/block_dots.h"
 #include "gemm/int4.h"
+#include "gemm/prepared_rows.h"
 #include "row.h"
 #include "sampling/argmax.h"
 #include "step.h"
@@ -69,8 +70,11 @@ struct Workspace {
   // of each layer: a late thread counts the items of earlier ones
   std::pmr::vector<std::pmr::vector<ExpertRows>> expert_rows;
   float* expert_sums;                                // [tokens, hidden]: of the experts beside a dense block
-  typename InputsOf<T>::Type* expert_activated;      // [tokens * experts_used, expert_width]
+  // [tokens * experts_used, expert_width], in the order of experts; the rows of one expert are as wide as it is
+  typename InputsOf<T>::Type* expert_activated;
+  float* expert_prepared;                            // the same in another form, if an expert wants one; prepared_width
   int router_width = 0, expert_width = 0, used = 0;  // at most, of all layers
+  size_t prepared_width = 0;                         // likewise
 
   Workspace(const Model& model, const Step& step)
       : model(model),
@@ -164,8 +168,8 @@ struct Workspace {
     return any_linear([](const Linear& linear) { return linear.bits == 32; });
   }
 
-  // Return whether something holds for a linear layer of the model; experts are not asked, which read their inputs as
-  // they are.
+  // Return whether something holds for a linear layer of the model; experts are not asked, for which rows are prepared
+  // elsewhere.
   template <class Predicate>
   bool any_linear(Predicate holds) const {
     auto of_layer = [&](const Layer& layer) {
@@ -185,8 +189,11 @@ struct Workspace {
       expert_rows.resize(model.num_layers);
       router_width = std::max(router_width, experts->router.num_out);
       used = std::max(used, experts_used(*experts));
-      for (int expert = 0; expert < experts_in_all(*experts); ++expert)
-        expert_width = std::max(expert_width, experts->out[expert].num_in);
+      for (int expert = 0; expert < experts_in_all(*experts); ++expert) {
+        const Linear& out = experts->out[expert];
+        expert_width = std::max(expert_width, out.num_in);
+        if (row_form<T>(out) != RowForm::PLAIN) prepared_width = std::max(prepared_width, prepared_floats<T>(out, 1));
+      }
     }
   }
 
@@ -218,7 +225,9 @@ struct Workspace {
     const size_t summed_numbers = has_both() ? rows * model.hidden : 0;
     const size_t places = static_cast<size_t>(step.num_tokens) * used;
     const size_t activated_bytes = places * expert_width * sizeof(typename InputsOf<T>::Type);
-    const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places + activated_bytes / sizeof(float);
+    const size_t prepared = places * prepared_width;
+    const size_t routed = static_cast<size_t>(step.num_tokens) * router_width + 4 * places +
+                          activated_bytes / sizeof(float) + prepared;
     float* next = scratch.floats(rows * (wide_numbers + (narrow * sizeof(T) + widest + 6) / sizeof(float) + Int8Rows::PARTS * scales) +
                                 num_estimated * (model.hidden / 2 + 4) + split + widened + unnormed_numbers + summed_numbers + rows * shrunk_width + routed + 24 * 16);
     auto take = [&](size_t bytes) {
@@ -251,6 +260,7 @@ struct Workspace {
     order.shares = take(places * sizeof(float));
     order.share = take(places * sizeof(float));
     expert_activated = reinterpret_cast<typename InputsOf<T>::Type*>(take(activated_bytes));
+    expert_prepared = take(prepared * sizeof(float));
   }
 };
 
@@ -447,10 +457,8 @@ class Worker {
       return shared_.int8_rows;
     }
     static thread_local Scratch scratch;
-    const size_t scales = num_rows * Int8Rows::num_scales(linear.num_in);
-    float* own = scratch.floats(Int8Rows::PARTS * scales + num_rows * ((width + 3) / 4));
-    uint8_t* numbers = reinterpret_cast<uint8_t*>(own + Int8Rows::PARTS * scales);
-    const Int8Rows rows = Int8Rows::in(own, scales, numbers);
+    float* own = scratch.floats(Int8Rows::num_floats(num_rows, linear.num_in));
+    const Int8Rows rows = Int8Rows::in(own, num_rows, linear.num_in);
     for (int row = 0; row < num_rows; ++row) quantise_row(linear, x + row * width, row, rows);
     return rows;
   }
@@ -459,9 +467,9 @@ class Worker {
   // Copy rows in the order in which blocks are multiplied with them; few rows in every thread, which saves a stage.
   Bf16Rows as_bf16(const Linear& linear, const T* x, int num_rows) {
     static thread_local Scratch scratch;
-    const ptrdiff_t width = linear.num_in, groups = width / GROUP;
-    float* sums = are_many(num_rows) ? shared_.wide : scratch.floats(num_rows * (groups + (width + 1) / 2));
-    const Bf16Rows rows{reinterpret_cast<BFloat16*>(sums + num_rows * groups), sums};
+    const ptrdiff_t width = linear.num_in;
+    float* memory = are_many(num_rows) ? shared_.wide : scratch.floats(Bf16Rows::num_floats(num_rows, linear.num_in));
+    const Bf16Rows rows = Bf16Rows::in(memory, num_rows, linear.num_in);
     auto put = [&](int row) { rows.put(x + row * width, row, linear.num_in); };
     if (are_many(num_rows)) {
       stage(num_rows, put);
@@ -720,33 +728,49 @@ class Worker {
   // Add what each token's experts make of it to `sums_of_tokens`, [tokens, hidden].
   void mixture(const Experts& experts, int index, const T* x, float* sums_of_tokens) {
     const std::pmr::vector<ExpertRows>& groups = shared_.expert_rows[index];
-    const int num_groups = static_cast<int>(groups.size()), panels = experts.in[0].num_panels();
+    const int num_groups = static_cast<int>(groups.size()), in_width = panels_at_once(experts.in[0]);
+    const auto items_of = [&](const Linear& linear) { return (linear.num_panels() + in_width - 1) / in_width; };
     const auto is_routed = [&](const ExpertRows& rows) { return rows.expert < experts.num_experts; };
     const int num_routed = static_cast<int>(std::count_if(groups.begin(), groups.end(), is_routed));
     // The shared expert comes last, and its width is its own.
-    const int wide_panels = experts.has_shared ? experts.in[experts.num_experts].num_panels() : 1;
-    stage(static_cast<int64_t>(num_routed) * panels + static_cast<int64_t>(num_groups - num_routed) * wide_panels,
+    const int items = items_of(experts.in[0]);
+    const int wide_items = experts.has_shared ? items_of(experts.in[experts.num_experts]) : 1;
+    stage(static_cast<int64_t>(num_routed) * items + static_cast<int64_t>(num_groups - num_routed) * wide_items,
           [&](int item) {
-            const int beyond = item - num_routed * panels;
-            const int group = beyond < 0 ? item / panels : num_routed + beyond / wide_panels;
-            const int panel = beyond < 0 ? item % panels : beyond % wide_panels;
-            const ExpertRows& rows = groups[group];
-            multiply_panel<T>(experts.in[rows.expert], panel, inputs_of(x, rows, group), hidden_, rows.count,
-                              [&](int row, const float* sums) { gate_expert(experts, rows, row, panel, sums); });
+            const int beyond = item - num_routed * items;
+            const ExpertRows& rows = groups[beyond < 0 ? item / items : num_routed + beyond / wide_items];
+            const int first = (beyond < 0 ? item % items : beyond % wide_items) * in_width;
+            const Linear& linear = experts.in[rows.expert];
+            multiply_prepared<T>(linear, first, std::min(in_width, linear.num_panels() - first),
+                                 inputs_of(linear, x, rows), rows.count, [&](int panel, int row, const float* sums) {
+                                   gate_expert(experts, rows, row, panel, sums);
+                                 });
           });
+    const auto is_prepared = [&](const ExpertRows& rows) {
+      return row_form<T>(experts.out[rows.expert]) != RowForm::PLAIN;
+    };
+    if (std::any_of(groups.begin(), groups.end(), is_prepared))
+      stage(num_groups, [&](int group) {
+        if (is_prepared(groups[group])) prepare_activated(experts.out[groups[group].expert], groups[group]);
+      });
     // Every item adds up the experts in their order, so that it is the same for any number of threads.
     const int out_panels = (model_.hidden + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const int at_once = are_many(step_.num_tokens) ? std::max(1, out_panels / (4 * step_.num_threads)) : 1;
+    const int at_once = are_many(step_.num_tokens) ? std::max(1, out_panels / (4 * step_.num_threads))
+                                                   : panels_at_once(experts.out[0]);
     stage(num_groups ? (out_panels + at_once - 1) / at_once : 0, [&](int item) {
-      const int last = std::min(out_panels, (item + 1) * at_once);
+      const int first = item * at_once, count = std::min(at_once, out_panels - first);
       for (const ExpertRows& rows : groups)
-        for (int panel = item * at_once; panel < last; ++panel)
-          multiply_panel<T>(experts.out[rows.expert], panel,
-                            shared_.expert_activated + static_cast<ptrdiff_t>(rows.first) * shared_.expert_width,
-                            shared_.expert_width, rows.count, [&](int row, const float* sums) {
-                              add_expert(rows.first + row, panel, sums, sums_of_tokens);
-                            });
+        multiply_prepared<T>(experts.out[rows.expert], first, count,
+                             is_prepared(rows) ? prepared_of(rows) : static_cast<const void*>(activated_of(rows)),
+                             rows.count, [&](int panel, int row, const float* sums) {
+                               add_expert(rows.first + row, panel, sums, sums_of_tokens);
+                             });
     });
+  }
+
+  // Return how many panels of an expert an item computes: two of a single row's, as `block_stage` does.
+  int panels_at_once(const Linear& linear) const {
+    return step_.num_tokens == 1 && linear.panels && linear.bits == 0 ? 2 : 1;
   }
 
   // Choose the experts of all tokens, and put the tokens in their order.
@@ -769,24 +793,35 @@ class Worker {
     });
   }
 
-  // Return the inputs of an expert's tokens, one after the other; they are gathered once for all panels of a thread.
-  const Input* inputs_of(const T* x, const ExpertRows& rows, int group) {
+  // Return the inputs of an expert's tokens, one after the other, in the form that its weights take; they are gathered
+  // once for all panels of a thread, and for all experts of the same tokens.
+  const void* inputs_of(const Linear& linear, const T* x, const ExpertRows& rows) {
     static thread_local Scratch scratch;
     const ExpertOrder& order = shared_.order;
+    const RowForm form = row_form<T>(linear);
+    auto row = [&](int i) { return x + order.token[rows.first + i] * hidden_; };
     if constexpr (std::is_same_v<Input, T>)
-      if (order.are_adjacent(rows)) return x + order.token[rows.first] * hidden_;
-    if (gathered_stage_ == next_stage_ && gathered_group_ == group) return gathered_;
-    Input* to = reinterpret_cast<Input*>(scratch.floats(rows.count * hidden_));
-    for (int row = 0; row < rows.count; ++row) {
-      const T* from = x + order.token[rows.first + row] * hidden_;
-      if constexpr (std::is_same_v<Input, T>)
-        std::copy(from, from + hidden_, to + row * hidden_);
-      else
-        widen_row(from, model_.hidden, to + row * hidden_);
-    }
-    gathered_stage_ = next_stage_;
-    gathered_group_ = group;
-    return gathered_ = to;
+      if (form == RowForm::PLAIN && order.are_adjacent(rows)) return row(0);
+    if (gathered_.stage == next_stage_ && gathered_.form == form && order.have_same_tokens(gathered_.rows, rows))
+      return gathered_.inputs;
+    float* to = scratch.floats(prepared_floats<T>(linear, rows.count));
+    prepare_rows<T>(linear, rows.count, row, to);
+    gathered_ = {next_stage_, form, rows, to};
+    return to;
+  }
+
+  // Return where the inputs of an expert's second matrix are, one row after the other.
+  Input* activated_of(const ExpertRows& rows) const {
+    return shared_.expert_activated + static_cast<ptrdiff_t>(rows.first) * shared_.expert_width;
+  }
+  float* prepared_of(const ExpertRows& rows) const {
+    return shared_.expert_prepared + rows.first * shared_.prepared_width;
+  }
+
+  void prepare_activated(const Linear& linear, const ExpertRows& rows) {
+    const Input* from = activated_of(rows);
+    auto row = [&](int i) { return from + static_cast<ptrdiff_t>(i) * linear.num_in; };
+    prepare_rows<T>(linear, rows.count, row, prepared_of(rows));
   }
 
   void gate_expert(const Experts& experts, const ExpertRows& rows, int row, int panel, const float* sums) {
@@ -803,9 +838,16 @@ class Worker {
         store(product + j, activated(gate) * up);
       }
     }
-    const int first = panel * HALF, count = std::min(HALF, experts.out[rows.expert].num_in - first);
-    narrow_row(product, count, 1.0f,
-               shared_.expert_activated + static_cast<ptrdiff_t>(rows.first + row) * shared_.expert_width + first);
+    const ptrdiff_t width = experts.out[rows.expert].num_in;
+    const int first = panel * HALF, count = std::min<int>(HALF, width - first);
+    Input* to = activated_of(rows) + row * width + first;
+    if constexpr (std::is_same_v<Input, T>) {
+      narrow_row(product, count, 1.0f, to);
+    } else {
+      alignas(64) T rounded[HALF];  // as the inputs of all other products are
+      narrow_row(product, count, 1.0f, rounded);
+      for (int i = 0; i < count; ++i) to[i] = widen(rounded[i]);
+    }
   }
 
   void add_expert(int place, int panel, const float* sums, float* sums_of_tokens) {
@@ -1016,8 +1058,13 @@ class Worker {
   const ptrdiff_t hidden_;
   const AdaptedRows no_rows_{std::pmr::null_memory_resource()};
   int next_stage_ = 0;
-  int gathered_stage_ = -1, gathered_group_ = -1;  // whose inputs are in `gathered_`
-  const Input* gathered_ = nullptr;
+  // What `inputs_of` has gathered last, and in which stage.
+  struct Gathered {
+    int stage = -1;
+    RowForm form{};
+    ExpertRows rows{};
+    const float* inputs = nullptr;
+  } gathered_;
 };
 
 // Run `work` of a Worker in every thread; without logits, merge what the threads have found. Throw std::bad_alloc if a

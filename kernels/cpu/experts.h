@@ -78,4 +78,9 @@ struct ExpertOrder {
   bool are_adjacent(const ExpertRows& rows) const {
     return token[rows.first + rows.count - 1] - token[rows.first] == rows.count - 1;
   }
+
+  bool have_same_tokens(const ExpertRows& one, const ExpertRows& other) const {
+    return std::equal(token + one.first, token + one.first + one.count, token + other.first,
+                      token + other.first + other.count);
+  }
 };

@@ -28,6 +28,12 @@ struct Bf16Rows {
   BFloat16* numbers;  // [rows, num_in]
   float* group_sums;  // [rows, num_in / GROUP]
 
+  // Return `count` rows in memory of their own, of `num_floats` numbers of float32.
+  static Bf16Rows in(float* memory, size_t count, int num_in) {
+    return {reinterpret_cast<BFloat16*>(memory + count * (num_in / GROUP)), memory};
+  }
+  static size_t num_floats(size_t count, int num_in) { return count * (num_in / GROUP + (num_in + 1) / 2); }
+
   Bf16Rows from(ptrdiff_t row, const Linear& linear) const {
     return {numbers + row * linear.num_in, group_sums + row * (linear.num_in / GROUP)};
   }

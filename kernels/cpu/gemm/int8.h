@@ -48,6 +48,15 @@ struct Int8Rows {
     return rows;
   }
 
+  // Return `count` rows in memory of their own, of `num_floats` numbers of float32.
+  static Int8Rows in(float* memory, size_t count, int num_in) {
+    const size_t scales = count * num_scales(num_in);
+    return in(memory, scales, reinterpret_cast<uint8_t*>(memory + PARTS * scales));
+  }
+  static size_t num_floats(size_t count, int num_in) {
+    return count * (PARTS * num_scales(num_in) + (num_in + 3) / 4);
+  }
+
   // Return the rows from `row` on, in the format for this layer's weights.
   Int8Rows from(ptrdiff_t row, const Linear& linear) const {
     const ptrdiff_t groups = linear.num_in / GROUP, first = row * groups;

@@ -396,7 +396,10 @@ def describe_types(file: GgufFile, kept: Container[str], dtype: str) -> str:
     values: Counter[tuple[bool, str]] = Counter()
     for name, tensor in file.tensors.items():
         if len(tensor.shape) > 1:
-            values[name in kept, tensor.type.name] += math.prod(tensor.shape)
+            stem, _, part = name.rpartition(".")
+            # A stack of experts is read, and kept, one by one.
+            is_kept = name in kept or f"{stem}.0.{part}" in kept
+            values[is_kept, tensor.type.name] += math.prod(tensor.shape)
     kept_types, converted = (
         ", ".join(name for (is_kept, name), _ in values.most_common() if is_kept == wanted)
         for wanted in (True, False)

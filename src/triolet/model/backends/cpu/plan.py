@@ -73,8 +73,10 @@ def can_plan(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
 
 def can_quantise(config: DecoderConfig, quantization: str) -> bool:
     """Tell whether a model that can be planned can have its weights or activations rounded."""
+    method = QUANT_METHODS[quantization]
+    # The products of experts know plain weights and blocks, and nothing that is rounded while it is loaded.
     has_experts = any(layer.moe is not None for layer in config.layers)
-    return not has_experts and QUANT_METHODS[quantization].accepts(*config.input_widths)
+    return (method.keeps_blocks or not has_experts) and method.accepts(*config.input_widths)
 
 
 def _has_known_features(config: DecoderConfig) -> bool:
@@ -349,14 +351,10 @@ class _Planner:
         return linear
 
     def _packed(self, name: str, *, gated: bool, is_expert: bool) -> CppLinear:
-        # The products of experts know plain weights only.
-        kept = None
-        if not is_expert:
-            kept = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
-        if kept is not None:
-            linear = kept
-        else:
+        linear = self.method.pack_kept(self.cpp, self.weights, name, gated=gated)
+        if linear is None:
             read = self.method.read(self.weights, name)
+            # The products of experts do not split float32.
             pack = pack_linear if is_expert else self.method.pack
             linear = pack(self.cpp, read.weight, read.bias, gated=gated)
             del read
