@@ -15,7 +15,15 @@ from torch import Tensor
 
 from tests.kernels.cpu_variants import compiled, each_on_some_variants, on_every_cpu_variant
 from tests.model.gguf.test_gguf_gemma4 import write_gemma4
-from tests.model.gguf.test_gguf_models import PROMPT, WIDE, generated, model_of, more_keys, ours, with_weights_of
+from tests.model.gguf.test_gguf_models import (
+    PROMPT,
+    WIDE,
+    generated,
+    model_of,
+    more_keys,
+    ours,
+    with_weights_of,
+)
 from tests.model.gguf.tiny_gguf import write_gguf
 from tests.model.paged import PagedDriver
 from tests.model.tiny import VOCAB_SIZE, make_model
@@ -82,7 +90,12 @@ def prompt_and_decodes(model: CpuDecoder) -> Tensor:
 def dense_and_mixed(tmp_path: Path, kind: str) -> tuple[Path, Path]:
     """A dense model, and one whose only expert is the dense one's feed-forward block, with the same bytes."""
     mixed = make_model(
-        "qwen3-moe", tmp_path / "mixed", **MOE, num_experts=1, num_experts_per_tok=1, tie_word_embeddings=False
+        "qwen3-moe",
+        tmp_path / "mixed",
+        **MOE,
+        num_experts=1,
+        num_experts_per_tok=1,
+        tie_word_embeddings=False,
     )
     dense = make_model("qwen3", tmp_path / "dense", **WIDE, num_hidden_layers=2, tie_word_embeddings=False)
     weights = load_file(mixed / "model.safetensors")
@@ -101,7 +114,9 @@ def dense_and_mixed(tmp_path: Path, kind: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), WAYS)
-@pytest.mark.parametrize(("kind", "variant"), each_on_some_variants(["Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q5_K", "Q5_0"]))
+@pytest.mark.parametrize(
+    ("kind", "variant"), each_on_some_variants(["Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q5_K", "Q5_0"])
+)
 def test_an_only_expert_has_the_bits_of_a_dense_block(
     kind: str, variant: str, dtype: str, quantization: str | None, load: Load, tmp_path: Path
 ) -> None:
@@ -208,7 +223,9 @@ def test_experts_take_the_memory_that_they_take_in_the_file(
     assert in_memory[1] - in_memory[0] <= 1.03 * (in_files[1] - in_files[0])
 
 
-def test_the_log_says_that_experts_are_kept(load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_that_experts_are_kept(
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "triolet.model.loading")
     folder = model_of("qwen3-moe", tmp_path, moe_intermediate_size=64)
     load(write_gguf(folder, tmp_path / "model.gguf", "Q8_0"))

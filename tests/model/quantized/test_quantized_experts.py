@@ -85,11 +85,15 @@ def test_a_shared_expert_beside_one_of_zeros_has_the_bits_of_a_dense_block(
     monkeypatch.setattr(plan, "library", lambda: cpp)
     plain, dense = make_model("hunyuan", tmp_path / "plain", tie_word_embeddings=False), tmp_path / "dense"
     write_folders(plain, dense, *FORMATS[name])
-    mixed = make_model("hunyuan-moe", tmp_path / "mixed", num_experts=1, moe_topk=1, tie_word_embeddings=False)
+    mixed = make_model(
+        "hunyuan-moe", tmp_path / "mixed", num_experts=1, moe_topk=1, tie_word_embeddings=False
+    )
     weights = mixed / "model.safetensors"
     routers = {key: weight for key, weight in load_file(weights).items() if ".gate.wg." in key}
     save_file(
-        with_shared_expert(load_file(dense / "model.safetensors")) | routers, weights, metadata={"format": "pt"}
+        with_shared_expert(load_file(dense / "model.safetensors")) | routers,
+        weights,
+        metadata={"format": "pt"},
     )
     change_json(mixed / "config.json", quantization_config=FORMATS[name][1])
     right, found = (
@@ -106,5 +110,7 @@ def with_shared_expert(dense: Tensors) -> Tensors:
         mixed[name.replace(".mlp.", ".mlp.shared_mlp.")] = tensor
         if ".mlp." in name:
             is_scale = name.endswith(("scale", "scales"))
-            mixed[name.replace(".mlp.", ".mlp.experts.0.")] = torch.zeros_like(tensor) if is_scale else tensor.clone()
+            mixed[name.replace(".mlp.", ".mlp.experts.0.")] = (
+                torch.zeros_like(tensor) if is_scale else tensor.clone()
+            )
     return mixed
