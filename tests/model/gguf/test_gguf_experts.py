@@ -35,7 +35,7 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
-MOE = {**WIDE, "moe_intermediate_size": 256, "num_hidden_layers": 2, "mlp_only_layers": []}
+MOE: dict[str, Any] = {**WIDE, "moe_intermediate_size": 256, "num_hidden_layers": 2, "mlp_only_layers": []}
 
 WAYS = [
     ("float32", None),
@@ -97,7 +97,7 @@ def dense_and_mixed(tmp_path: Path, kind: str) -> tuple[Path, Path]:
         num_experts_per_tok=1,
         tie_word_embeddings=False,
     )
-    dense = make_model("qwen3", tmp_path / "dense", **WIDE, num_hidden_layers=2, tie_word_embeddings=False)
+    dense = model_of("qwen3", tmp_path / "dense", **WIDE, num_hidden_layers=2, tie_word_embeddings=False)
     weights = load_file(mixed / "model.safetensors")
     plain = {name.replace(".experts.0.", "."): weight for name, weight in weights.items()}
     plain = {name: weight for name, weight in plain.items() if not name.endswith("mlp.gate.weight")}

@@ -24,7 +24,7 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
-SIZES = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+SIZES: dict[str, Any] = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
 
 
 @pytest.fixture(autouse=True)
