@@ -238,3 +238,19 @@ def test_a_mixture_without_kept_weights_refuses_int8_activations(tmp_path: Path)
     path = write_gguf(model_of("qwen3-moe", tmp_path), tmp_path / "model.gguf", "F32")
     with pytest.raises(ConfigError, match="quantised weights that the kernels keep"):
         load_model(str(path), LoadOptions(quantization="int8-activations"))
+
+
+def test_experts_in_blocks_come_from_the_cache_of_packed_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled()
+    caplog.set_level("INFO", "triolet.model")
+    path, found = file_of("qwen3-moe", tmp_path), list[Tensor]()
+    for said in ("are kept", "the packed weights are mapped from"):
+        caplog.clear()
+        model = load_model(str(path), LoadOptions(dtype="float32", weights_cache=str(tmp_path))).model
+        assert isinstance(model, CpuDecoder)
+        assert said in caplog.text
+        assert "Q4_K, Q6_K, are kept" in caplog.text or "Q6_K, Q4_K, are kept" in caplog.text
+        found.append(prompt_and_decodes(model))
+    assert found[0].equal(found[1])
