@@ -142,6 +142,17 @@ def no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread of torch and of the kernels: small tensors are slower on several, which wait for each other."""
+    import torch  # here: most tests need none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     """Virtual time that jumps when nothing else is left to do, and stands still while a thread works.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import trio
 
 import triolet
@@ -38,17 +36,10 @@ from triolet.kernels.cpu.library import SWITCH
 from triolet.model.backends.cpu import plan
 from triolet.server import create_app
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_TOKENS = 64
 PROMPTS = [[(7 * place + 11 * index) % 256 for place in range(30)] for index in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread for torch: its matrices are tiny here, and two threads on busy cores wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True, params=["cpp", pytest.param("torch", marks=pytest.mark.slow)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from tests.model.tiny import make_model
 from tests.scale import one_in
 from triolet import FinishReason, RequestOutputKind, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 PROMPT = torch.randint(0, 256, (37,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -23,14 +24,6 @@ PROMPT = torch.randint(0, 256, (37,), generator=torch.Generator().manual_seed(5)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("qwen3", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def reference(folder: Path, token_ids: list[int]) -> torch.Tensor:

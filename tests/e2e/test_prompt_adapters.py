@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,11 @@ from triolet.errors import (
     SnapshotError,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_TOKENS = 10
 PROMPTS = [[(7 * place + 11 * index) % 250 for place in range(30 + index)] for index in range(2)]
 KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread for torch: its matrices are tiny here, and two threads on busy cores wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.model.backends.fake_causal_model import VOCAB_SIZE, FakeCausalModel
@@ -22,14 +21,7 @@ from triolet.kernels.attention_metadata import AttentionMetadata
 from triolet.model.interface import LayerCache
 from triolet.model.sampling.sampler import NOT_NUMBERS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class RepetitiveModel(FakeCausalModel):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,11 @@ from triolet.model.runner import ModelRunner
 from triolet.model.sampling.sampler import NOT_NUMBERS, SamplingBatch
 from triolet.model.sampling.sampling_row import SamplingRow
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0)
 BLOCK_SIZE = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_runner(model: FakeCausalModel | None = None, **fields: Any) -> ModelRunner:

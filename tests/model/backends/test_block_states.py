@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from triolet.model.backends.layers.recurrent.block_states import write_states
 from triolet.model.interface import CausalModel
 from triolet.model.loading.model import load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCK_SIZE, LENGTH = 8, 30
 
 
@@ -34,15 +35,6 @@ class Hybrid:
     def driver(self) -> PagedDriver:
         """The model with a cache of its own."""
         return PagedDriver(self.model, num_blocks=16, block_size=BLOCK_SIZE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from triolet.model.backends.cpu import plan
 from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-4
 PROMPT_LEN, NUM_DECODED, NUM_GREEDY = 30, 20, 64
@@ -54,15 +56,6 @@ SEEDS = {
     "minimax-window": 3,
     "kimi-linear": 1,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,10 @@ from triolet.model.folder.adapter_files import read_adapter
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import AdapterLimits, LoadedFolder, LoadOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PHI3 = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 LIMITS = AdapterLimits(max_loras=2, max_lora_rank=16, max_cpu_loras=2, lora_dtype="auto")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["cpp", pytest.param("torch", marks=pytest.mark.slow)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MOE: dict[str, Any] = {**WIDE, "moe_intermediate_size": 256, "num_hidden_layers": 2, "mlp_only_layers": []}
 
 WAYS = [
@@ -46,15 +48,6 @@ WAYS = [
 """Dtypes and roundings, of which each has its own product with blocks on some CPU."""
 
 Load = Callable[..., CpuDecoder]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -185,6 +178,7 @@ def test_neither_other_tokens_nor_threads_change_a_bit_of_what_experts_in_blocks
             driver.step([(each, [number]) for each, number in zip(sequences, numbers, strict=True)]),
         ]
         driver.free(*sequences)
+        torch.set_num_threads(1)
         return [torch.cat(logits) for logits in zip(*steps, strict=True)]
 
     together = answers(range(len(prompts)), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,10 @@ from tests.model.tiny import make_model
 from triolet.errors import ModelFileError
 from triolet.model.loading.model import load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 """Names of tensors that gguf-py's map of names lacks."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stored_name(name: str, num_layers: int) -> str:

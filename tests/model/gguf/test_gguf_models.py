@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,10 @@ from triolet.model.gguf.file import GgufFile
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_GREEDY = 64
 PROMPT = torch.randint(0, VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # What the files of a family cannot say is left out of the models: a window of Qwen's, Gemma's score scale.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,16 @@ from triolet.model.backends.cpu.decoder import CpuDecoder
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAIRS = [PROMPT[at : at + 2] for at in range(len(PROMPT) - 1)]
 """Prompts, so short that few of them meet a number half way between two integers."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several; and the kernels must be there."""
+def kernels() -> None:
+    """The kernels must be there."""
     compiled()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def round_inputs(_module: nn.Module, inputs: tuple[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from tests.model.quantized.test_quantized_folders import FORMATS, FP8, GPTQ
 from tests.model.quantized.writers import Writer, write_folders, write_mxfp4_folders
 from tests.model.tiny import make_model
 from triolet import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -145,15 +147,6 @@ QUICK = ("gptq-3-v1-act-order", "awq", "fp8-block", "bnb-nf4-nested", "mxfp4", "
 
 EACH = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow], id=name) for name in READERS]
 SLOW = [pytest.param(name, marks=[pytest.mark.slow], id=name) for name in READERS]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 _made: dict[str, Case] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,9 @@ from triolet.model.backends.quant_method import QUANT_METHODS, UNQUANTIZED
 from triolet.model.loading.model import load_model
 from triolet.model.loading.options import LoadOptions
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES: dict[str, Any] = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load(path: Path, **options: Any) -> CpuDecoder:
