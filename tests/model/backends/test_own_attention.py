@@ -17,7 +17,6 @@ from tests.model.backends.test_transformers_backend import (
     PROMPT,
     Pair,
     Sequences,
-    chunks_of,
     load,
     save_model,
 )
@@ -93,18 +92,9 @@ def test_greedy_tokens_of_chunks_and_decodes_equal_those_of_generate(
 ) -> None:
     pair = pairs(family)
     assert pair.paged.spec.backend == "transformers, own attention"
-    sequences, answer = Sequences(pair.paged), list[int]()
-    for part in chunks_of(PROMPT, 7):
-        logits = sequences.step({"a": part})["a"]
-    while len(answer) < 48:
-        answer.append(int(logits[-1].argmax()))
-        logits = sequences.step({"a": answer[-1:]})["a"]
-    prompt = torch.tensor([PROMPT])
-    wanted = pair.own.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False, eos_token_id=None
-    )
-    assert answer == wanted[0, len(PROMPT) :].tolist()
-    assert len(set(answer)) > 1
+    greedy, wanted = pair.greedy_and_generated(48)
+    assert greedy == wanted
+    assert len(set(greedy)) > 1
 
 
 @pytest.mark.parametrize("family", EVERY)

@@ -77,6 +77,24 @@ class Pair:
     own: Any
     paged: CausalModel
 
+    def greedy_and_generated(self, count: int) -> tuple[list[int], list[int]]:
+        """The most likely tokens behind PROMPT: of chunks and decodes over our cache, and of transformers' generate."""
+        sequences, greedy = Sequences(self.paged), list[int]()
+        for part in chunks_of(PROMPT, 7):
+            logits = sequences.step({"a": part})["a"]
+        while len(greedy) < count:
+            greedy.append(int(logits[-1].argmax()))
+            logits = sequences.step({"a": greedy[-1:]})["a"]
+        prompt = torch.tensor([PROMPT])
+        generated = self.own.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        return greedy, generated[0, len(PROMPT) :].tolist()
+
 
 @attrs.define(eq=False)
 class Sequences:
@@ -217,19 +235,9 @@ def test_logits_of_chunks_and_decodes_equal_those_of_transformers(
     "family", [pytest.param(name, marks=() if name == "olmo2" else pytest.mark.slow) for name in FAMILIES]
 )
 def test_48_greedy_tokens_equal_those_of_generate(pairs: Callable[[str], Pair], family: str) -> None:
-    pair = pairs(family)
-    sequences, answer = Sequences(pair.paged), list[int]()
-    for part in chunks_of(PROMPT, 7):
-        logits = sequences.step({"a": part})["a"]
-    while len(answer) < 48:
-        answer.append(int(logits[-1].argmax()))
-        logits = sequences.step({"a": answer[-1:]})["a"]
-    prompt = torch.tensor([PROMPT])
-    wanted = pair.own.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=48, do_sample=False, eos_token_id=None
-    )
-    assert answer == wanted[0, len(PROMPT) :].tolist()
-    assert len(set(answer)) > 1
+    greedy, wanted = pairs(family).greedy_and_generated(48)
+    assert greedy == wanted
+    assert len(set(greedy)) > 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
