@@ -84,7 +84,7 @@ struct Q4Blocks {
 struct Q5Blocks {
   static constexpr int RUN = 32;
   struct Scales {
-    Floats scale;
+    Floats scale, sixteen;
   };
   explicit Q5Blocks(int) {}
   int inputs() const { return 32; }
@@ -98,13 +98,17 @@ struct Q5Blocks {
     for (int k = 0; k < 32; k += 2)
       to[(6 + k / 2) * TILE_COLUMNS + column] = static_cast<uint8_t>(nibble(k) | nibble(k + 1) << 4);
   }
-  MEMBER Scales scales(const uint8_t* block, int, int at) const { return {load_halves(block + 2 * at)}; }
+  MEMBER Scales scales(const uint8_t* block, int, int at) const {
+    const Floats scale = load_halves(block + 2 * at);
+    return {scale, scale * 16.0f};
+  }
   MEMBER void decode(const uint8_t* block, int first, int at, const Scales& run, Floats* weights) const {
     Ints four[4];
     load_nibbles(block + 6 * TILE_COLUMNS + at, first, four);
     add_fifth_bits(block + 2 * TILE_COLUMNS + at, first, four);
+    // Exact, as Q4_0's.
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i] - 16) * run.scale;
+    for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i]) * run.scale - run.sixteen;
   }
 };
 
@@ -178,7 +182,7 @@ struct Q5KBlocks {
 struct Q6KBlocks {
   static constexpr int RUN = 16;
   struct Scales {
-    Floats scale;
+    Floats scale, thirty_two;
   };
   explicit Q6KBlocks(int) {}
   int inputs() const { return 256; }
@@ -199,17 +203,21 @@ struct Q6KBlocks {
     }
   }
   MEMBER Scales scales(const uint8_t* block, int run, int at) const {
-    return {load_halves(block + 2 * at) * to_floats(load_signed(block + (2 + run) * TILE_COLUMNS + at))};
+    const Floats scale = load_halves(block + 2 * at) * to_floats(load_signed(block + (2 + run) * TILE_COLUMNS + at));
+    return {scale, scale * 32.0f};
   }
   MEMBER void decode(const uint8_t* block, int first, int at, const Scales& run, Floats* weights) const {
     const uint8_t* three = block + (18 + first / 4 * 3) * TILE_COLUMNS + at;
     Ints four[4];
     load_nibbles(three, 0, four);
     const Ints upper = load_unsigned(three + 2 * TILE_COLUMNS);
-    weights[0] = to_floats((four[0] | (upper << 4 & 48)) - 32) * run.scale;
-    weights[1] = to_floats((four[1] | (upper << 2 & 48)) - 32) * run.scale;
-    weights[2] = to_floats((four[2] | (upper & 48)) - 32) * run.scale;
-    weights[3] = to_floats((four[3] | (upper >> 2 & 48)) - 32) * run.scale;
+    four[0] |= upper << 4 & 48;
+    four[1] |= upper << 2 & 48;
+    four[2] |= upper & 48;
+    four[3] |= upper >> 2 & 48;
+    // Exact: scales have 18 bits, and the integers 6.
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) weights[i] = to_floats(four[i]) * run.scale - run.thirty_two;
   }
 };
 
