@@ -31,22 +31,22 @@ async def detokenizer_actor(
     for serial, output in tuple(core.outputs.items()):
         # The last life may have ended amid it; what was delivered is known to the collector.
         output.processor.forget_text()
-        _deliver_counted(core, progress, serial)
+        _deliver_counted(core, progress, serial, trio.current_time())
     # A clone, so that the inbox stays open for the next life.
     with channels.detokenizer_inbox.clone() as inbox:
         task_status.started()
         async for progressed in inbox:
             progress.num_read["detokenizer"] += 1
-            began_s = time.perf_counter()
+            began_s, now_s = time.perf_counter(), trio.current_time()
             for serial in (*progressed.serials, *channels.take_postponed()):
-                _deliver_counted(core, progress, serial)
+                _deliver_counted(core, progress, serial, now_s)
             if progress.profile is not None:
                 progress.profile.note_text(began_s, time.perf_counter())
 
 
-def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int) -> None:
+def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int, now_s: float) -> None:
     try:
-        deliver(core, progress, serial)
+        deliver(core, progress, serial, now_s)
     except BaseException:
         with foreign_errors_kept(partial(_count_crash, core, progress, serial)):
             raise
@@ -56,13 +56,13 @@ def _deliver_counted(core: EngineCore, progress: ActorProgress, serial: int) -> 
             output.num_crashes = 0
 
 
-def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
-    """Deliver what is new of one request.
+def deliver(core: EngineCore, progress: ActorProgress, serial: int, now_s: float) -> None:
+    """Deliver what is new of one request, at time `now_s`, monotonic seconds.
 
     If its tokens cannot be decoded, which may be a panic in foreign code, the request fails alone.
     """
     try:
-        if core.advance(serial, trio.current_time()):
+        if core.advance(serial, now_s):
             progress.stepped.unpark_all()
     except BaseException:
         with foreign_errors_kept(partial(_fail, core, progress, serial, "its tokens could not be decoded")):

@@ -14,6 +14,7 @@ from tests.actors import harness
 from tests.actors.harness import STEP_S, FakeExecutor, Panic, answer_of, fake_engine
 from tests.core.fake_model import REPETITIVE
 from triolet import EngineStatistics, SamplingParams
+from triolet.core.engine_core import EngineCore
 from triolet.core.metrics.iteration_stats import IterationStats
 
 
@@ -137,3 +138,20 @@ async def test_a_step_longer_than_the_interval_costs_lines_and_does_not_bunch_th
         executor.before_step = lambda plan: autojump_clock.jump(24.995) if plan.step_id == 2 else None
         await engine.complete([1, 2, 3], SamplingParams(max_tokens=100))
     assert notes.num_lines == len(lines(caplog)) == 1
+
+
+async def test_statistics_are_gathered_for_the_line_and_not_for_the_steps_between_two(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="triolet.statistics")
+    gather, num_gathered = EngineCore.statistics, 0
+
+    def counted(core: EngineCore) -> EngineStatistics:
+        nonlocal num_gathered
+        num_gathered += 1
+        return gather(core)
+
+    monkeypatch.setattr(EngineCore, "statistics", counted)
+    async with fake_engine(FakeExecutor(num_blocks=1024, block_size=4)) as engine:
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=1100))
+    assert num_gathered == len(lines(caplog)) == 1

@@ -129,7 +129,9 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         self._requests = RequestTable(hold_back, core, channels, progress, preparation, self._availability)
         self._num_restarts, self._restart_log = 0, RestartLog(progress.restarted.unpark_all)
         self._loop_watch = LoopMonitor()
-        self._reporting = StatLoggers(core.journal.stats, self.statistics, writes_log=config.log_stats)
+        self._reporting = StatLoggers(
+            core.journal.stats, self.statistics, core.journal.__len__, writes_log=config.log_stats
+        )
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)
@@ -570,7 +572,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         for entry in list(self._core.journal):
             self._core.finish(entry.serial, reason)
         for serial in list(self._core.outputs):
-            deliver(self._core, self._progress, serial)
+            deliver(self._core, self._progress, serial, trio.current_time())
         self._progress.idle.unpark_all()
 
     def shut_down(self) -> None:

@@ -237,7 +237,7 @@ class RequestTable:
             self.recorder.admit(saved_request(submission, trio.current_time()), submission.outputs)
         for entry, answer in zip(submission.entries, saved.answers if saved else (), strict=False):
             fill_in(core.journal, entry, answer)
-            deliver(core, self._progress, entry.serial)
+            deliver(core, self._progress, entry.serial, trio.current_time())
 
     def abort(self, request_id: str) -> None:
         """End a request; see `Engine.abort`."""

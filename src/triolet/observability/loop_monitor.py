@@ -34,7 +34,8 @@ class LoopMonitor(trio.abc.Instrument):
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         if elapsed_s > LONG_STEP_S:
             self.num_long += 1
-        self.longest_s = max(self.longest_s, elapsed_s)
+        if elapsed_s > self.longest_s:
+            self.longest_s = elapsed_s
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -38,23 +38,31 @@ class StatLogger(Protocol):
 
 
 class ThroughputLogger:
-    """Stat logger that writes the throughput of the last ten seconds to the log."""
+    """Stat logger that writes the throughput of the last ten seconds to the log.
 
-    def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
+    Args:
+        statistics: returns the engine's statistics.
+        interval_s: between two lines, seconds.
+    """
+
+    def __init__(
+        self, statistics: Callable[[], EngineStatistics], interval_s: float = LOG_INTERVAL_S
+    ) -> None:
+        self._statistics = statistics
         self._usual_s = self._interval_s = interval_s
         self._num_prompt_tokens = self._num_generation_tokens = 0
         self._drafted = 0, 0  # accepted and drafted tokens up to the last line
-        self._statistics: EngineStatistics | None = None
 
     def record(self, statistics: EngineStatistics, iteration: IterationStats) -> None:
-        self._statistics = statistics
+        self.count(iteration)
+
+    def count(self, iteration: IterationStats) -> None:
+        """Count the tokens of an iteration for the next line."""
         self._num_prompt_tokens += iteration.num_prompt_tokens
         self._num_generation_tokens += iteration.num_generation_tokens
 
     def log(self) -> None:
-        now = self._statistics
-        if now is None:
-            return
+        now = self._statistics()
         line, drafted = LINE, tuple[float, ...]()
         if now.spec_decode_num_accepted_tokens_per_pos:
             line, drafted = LINE + DRAFTS, self._take_drafted(now)
@@ -71,14 +79,9 @@ class ThroughputLogger:
         self._num_prompt_tokens = self._num_generation_tokens = 0
         self._interval_s = self._usual_s
 
-    def begin_summary(self, statistics: EngineStatistics, interval_s: float) -> None:
-        """Prepare a line that is asked for between two others.
-
-        Args:
-            statistics: of now; an idle engine may have recorded none.
-            interval_s: seconds since the last line.
-        """
-        self._statistics, self._interval_s = statistics, max(interval_s, SHORTEST_S)
+    def begin_summary(self, interval_s: float) -> None:
+        """Prepare a line that is asked for between two others, `interval_s` seconds after the last one."""
+        self._interval_s = max(interval_s, SHORTEST_S)
 
     def _take_drafted(self, now: EngineStatistics) -> tuple[float, int, int]:
         """Return the acceptance of drafts since the last line: per cent, accepted tokens, draft tokens."""
@@ -98,14 +101,20 @@ class StatLoggers:
     Args:
         stats: collects the iterations.
         statistics: returns the engine's statistics.
+        num_live: returns the number of live requests.
         writes_log: whether the throughput line is written.
     """
 
     def __init__(
-        self, stats: StatsAccumulator, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
+        self,
+        stats: StatsAccumulator,
+        statistics: Callable[[], EngineStatistics],
+        num_live: Callable[[], int],
+        *,
+        writes_log: bool = True,
     ) -> None:
-        self._stats, self._statistics = stats, statistics
-        self._line = ThroughputLogger()
+        self._stats, self._statistics, self._num_live = stats, statistics, num_live
+        self._line = ThroughputLogger(statistics)
         self._loggers: list[StatLogger] = [self._line] if writes_log else []
         self._idle_since_s: float | None = -math.inf
         self._window_began_s = 0.0
@@ -131,7 +140,7 @@ class StatLoggers:
             self._record(iteration, now_s)
         passed_s = now_s - self._window_began_s
         if asks_for_summary:
-            self._line.begin_summary(self._statistics(), passed_s)
+            self._line.begin_summary(passed_s)
             self._window_began_s = now_s
         elif iteration is not None and passed_s >= LOG_INTERVAL_S:
             # A step longer than the interval costs lines; the ones after it do not come closer together.
@@ -145,8 +154,12 @@ class StatLoggers:
             # Tokens of before the pause would be counted as those of the last ten seconds.
             self._line.forget()
             self._window_began_s = now_s
+        self._idle_since_s = None if self._num_live() else now_s
+        if all(guest is self._line for guest in self._loggers):
+            # It needs no statistics before its next line, and gathering them takes longer than all else here.
+            self._line.count(iteration)
+            return
         statistics = self._statistics()
-        self._idle_since_s = None if statistics.num_requests_live else now_s
         self._tell(lambda guest: guest.record(statistics, iteration))
 
     def _tell(self, call: Callable[[StatLogger], None]) -> None:

@@ -157,6 +157,11 @@ class PoisonBisection:
         self._next_half: set[int] = set()
 
     @property
+    def has_candidates(self) -> bool:
+        """Return True if a request was in a step that crashed, and is not cleared."""
+        return bool(self._candidates)
+
+    @property
     def is_bisecting(self) -> bool:
         """Return True while only one half of the candidates may be computed."""
         return bool(self._attempt)

@@ -299,17 +299,17 @@ def publish_computed(cache: PrefixCache, sequence: Sequence) -> None:
     """Publish the blocks that have been filled."""
     if not cache.enabled:
         return
-    size, count, entry = cache.block_size, cache.groups.count, sequence.entry
+    size, entry = cache.block_size, sequence.entry
     for index in range(len(sequence.block_hashes), sequence.num_computed_tokens // size):
+        count = cache.groups.count
         parent = sequence.block_hashes[-1] if index else prefix_root(cache, sequence)
         content = entry.tokens(index * size, (index + 1) * size)
         block_ids = sequence.block_table[index * count : (index + 1) * count]
         block_hash = cache.publish(block_ids, parent, content, entry.request.owner)
         sequence.block_hashes.append(block_hash)
     num_published = min(len(sequence.block_hashes), len(entry.request.prompt_token_ids) // size) * size
-    entry.num_cache_creation_tokens = max(
-        entry.num_cache_creation_tokens, num_published - entry.num_cached_tokens
-    )
+    if (num_created := num_published - entry.num_cached_tokens) > entry.num_cache_creation_tokens:
+        entry.num_cache_creation_tokens = num_created
 
 
 def held_blocks(sequence: Sequence) -> list[int]:

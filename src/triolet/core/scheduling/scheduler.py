@@ -377,7 +377,8 @@ class Scheduler:
             self._token_budget.step_done(plan, result.elapsed_s)
         self.journal.stats.step(sum(map(step.num_tokens, step.scheduled)))
         self.recovery.memory.step_done(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        self.recovery.poison_bisection.step_done(step.marks())
+        if self.recovery.poison_bisection.has_candidates:
+            self.recovery.poison_bisection.step_done(step.marks())
         tokens: list[SampledToken] = []
         failures: dict[int, RowFailure] = {}
         pooled: list[Sequence] = []

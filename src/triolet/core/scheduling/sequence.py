@@ -114,6 +114,10 @@ class Sequence:
             self.num_computed_tokens += self.num_assumed_tokens
             self.num_assumed_tokens = self.num_unknown_tokens = 0
             return 0, 0
+        if not self.draft_token_ids:
+            self.num_computed_tokens += self.num_scheduled_tokens
+            self.num_scheduled_tokens = 0
+            return 0, 0
         num_tried = len(self.draft_token_ids)
         end = self.end
         # The last token of the journal was sampled after the draft, so its KV is not computed yet.
