@@ -25,6 +25,7 @@ from triolet.core.output.detokenizer import (
 )
 from triolet.core.output.logprobs import Entries, FlatColumns, ListPrefix, Position, entries_of
 from triolet.core.output.outputs import CompletionOutput, PromptLogprobs, RequestOutput
+from triolet.core.request.lora import LoRARequest
 from triolet.core.request.params import RequestOutputKind
 from triolet.core.request.request import FinishReason, RequestMetrics, RequestStatus
 from triolet.core.request.tokenizer_interface import ContextFreeTokenizer, TokenizerInterface
@@ -44,6 +45,11 @@ class OutputCollector:
     arrival_time: float = 0.0  # seconds since the epoch
     _kind: RequestOutputKind = attrs.field(init=False)
     _wants_logprobs: bool = attrs.field(init=False)
+    # The same in every output: an output is made for each token, so nothing is looked up in the request again.
+    _request_id: str = attrs.field(init=False)
+    _prompt_token_ids: tuple[int, ...] = attrs.field(init=False)  # without virtual tokens
+    _num_virtual: int = attrs.field(init=False)
+    _lora_request: LoRARequest | None = attrs.field(init=False)
     _pieces: list[str] = attrs.field(factory=list, init=False)
     _text: str = attrs.field(default="", init=False)
     _num_tokens: int = attrs.field(default=0, init=False)
@@ -58,8 +64,12 @@ class OutputCollector:
     _was_taken: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        params = self.entry.request.params
+        request, params = self.entry.request, self.entry.request.params
         self._kind, self._wants_logprobs = params.output_kind, params.wants_logprobs
+        self._request_id = request.parent_id or request.request_id
+        self._num_virtual = request.num_virtual_tokens
+        self._prompt_token_ids = request.prompt_token_ids[self._num_virtual :]
+        self._lora_request = None if request.adapter is None else request.adapter.lora_request
 
     @property
     def num_tokens(self) -> int:
@@ -109,27 +119,28 @@ class OutputCollector:
 
     def take(self) -> RequestOutput:
         """Return everything since the last `take`, as one output of the requested kind."""
-        request = self.entry.request
+        entry, request = self.entry, self.entry.request
         if self._wants_logprobs:
             self._describe_logprobs()
         new_text = "".join(self._pieces)
         self._text += new_text
         self._pieces.clear()
-        completion = self._completion(new_text)
-        num_virtual, entry = request.num_virtual_tokens, self.entry
-        num_cached = max(0, entry.num_cached_tokens - num_virtual)
-        num_kept = entry.num_cached_tokens + entry.num_cache_creation_tokens - num_virtual
+        num_cached, num_created = entry.num_cached_tokens, entry.num_cache_creation_tokens
+        if self._num_virtual:
+            num_kept = max(0, num_cached + num_created - self._num_virtual)
+            num_cached = max(0, num_cached - self._num_virtual)
+            num_created = num_kept - num_cached
         output = RequestOutput(
-            request_id=request.parent_id or request.request_id,
+            request_id=self._request_id,
             prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids[num_virtual:],
-            outputs=(completion,),
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=(self._completion(new_text),),
             finished=self._finish_reason is not None,
             metrics=self.metrics(),
             num_cached_tokens=num_cached,
-            num_cache_creation_tokens=max(0, num_kept) - num_cached,
-            prompt_logprobs=self._described_prompt(),
-            lora_request=None if request.adapter is None else request.adapter.lora_request,
+            num_cache_creation_tokens=num_created,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else self._described_prompt(),
+            lora_request=self._lora_request,
         )
         self._num_taken = self._num_tokens
         self._has_news, self._was_taken = False, True
@@ -145,7 +156,7 @@ class OutputCollector:
             logprobs=self._answer_logprobs() if self._wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
-            lora_request=None if entry.request.adapter is None else entry.request.adapter.lora_request,
+            lora_request=self._lora_request,
             weight_version=entry.weight_version,
         )
 
@@ -178,9 +189,7 @@ class OutputCollector:
             self._cumulative_logprob += position.logprobs[0]
 
     def _described_prompt(self) -> PromptLogprobs | None:
-        """Return the prompt's log-probabilities once all are known; with DELTA only in one output."""
-        if self.entry.request.params.prompt_logprobs is None:
-            return None
+        """Return the requested log-probabilities of the prompt once all are known; with DELTA only in one output."""
         prompt_logprobs = self.prompt_logprobs()
         has_news = self._kind is not RequestOutputKind.DELTA or not self._was_taken
         return prompt_logprobs if prompt_logprobs is None or has_news else []
