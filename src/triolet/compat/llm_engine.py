@@ -169,9 +169,7 @@ class LLMEngine(EngineOperations):
         self._index = ENGINE_INDICES.take()
         # There is no scope whose end could give it back.
         weakref.finalize(self, ENGINE_INDICES.give_back, self._index)
-        self._reporting = StatLoggers(
-            core.journal.stats, self.statistics, core.journal.__len__, writes_log=self.log_stats
-        )
+        self._reporting = StatLoggers(core.journal, self.statistics, writes_log=self.log_stats)
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)

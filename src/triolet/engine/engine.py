@@ -129,9 +129,7 @@ class Engine(WorkerCallMethods, WeightMethods, PromptAdapterMethods):
         self._requests = RequestTable(hold_back, core, channels, progress, preparation, self._availability)
         self._num_restarts, self._restart_log = 0, RestartLog(progress.restarted.unpark_all)
         self._loop_watch = LoopMonitor()
-        self._reporting = StatLoggers(
-            core.journal.stats, self.statistics, core.journal.__len__, writes_log=config.log_stats
-        )
+        self._reporting = StatLoggers(core.journal, self.statistics, writes_log=config.log_stats)
         self._tracing = open_tracing(config)
         if self._tracing is not None:
             self.add_stat_logger(self._tracing)

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from triolet.core.metrics.iteration_stats import EngineStatistics, IterationStats, StatsAccumulator
+from triolet.core.journal import Journal
+from triolet.core.metrics.iteration_stats import EngineStatistics, IterationStats
 
 LOG_INTERVAL_S = 10.0  # vLLM's VLLM_LOG_STATS_INTERVAL
 SHORTEST_S = 1e-3  # two lines may be asked for at one moment
@@ -99,21 +100,15 @@ class StatLoggers:
     """The stat loggers of one engine.
 
     Args:
-        stats: collects the iterations.
+        journal: holds the live requests, and collects the iterations.
         statistics: returns the engine's statistics.
-        num_live: returns the number of live requests.
         writes_log: whether the throughput line is written.
     """
 
     def __init__(
-        self,
-        stats: StatsAccumulator,
-        statistics: Callable[[], EngineStatistics],
-        num_live: Callable[[], int],
-        *,
-        writes_log: bool = True,
+        self, journal: Journal, statistics: Callable[[], EngineStatistics], *, writes_log: bool = True
     ) -> None:
-        self._stats, self._statistics, self._num_live = stats, statistics, num_live
+        self._journal, self._statistics = journal, statistics
         self._line = ThroughputLogger(statistics)
         self._loggers: list[StatLogger] = [self._line] if writes_log else []
         self._idle_since_s: float | None = -math.inf
@@ -135,7 +130,7 @@ class StatLoggers:
         Args:
             asks_for_summary: ask for one now, too.
         """
-        iteration = self._stats.take()
+        iteration = self._journal.stats.take()
         if iteration is not None:
             self._record(iteration, now_s)
         passed_s = now_s - self._window_began_s
@@ -154,7 +149,7 @@ class StatLoggers:
             # Tokens of before the pause would be counted as those of the last ten seconds.
             self._line.forget()
             self._window_began_s = now_s
-        self._idle_since_s = None if self._num_live() else now_s
+        self._idle_since_s = None if self._journal else now_s
         if all(guest is self._line for guest in self._loggers):
             # It needs no statistics before its next line, and gathering them takes longer than all else here.
             self._line.count(iteration)
