@@ -223,13 +223,13 @@ async def test_a_stream_that_the_detokenizer_dies_of_twice_fails_alone(
 ) -> None:
     original, times = detokenizer.deliver, list[int]()
 
-    def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
+    def deliver(core: EngineCore, progress: ActorProgress, serial: int, now_s: float) -> None:
         output = core.outputs.get(serial)
         is_far = output is not None and len(output.entry.output_token_ids) > 4
         if serial == 2 and is_far and len(times) < num_times:
             times.append(serial)
             raise TimeoutError("planted")
-        original(core, progress, serial)
+        original(core, progress, serial, now_s)
 
     monkeypatch.setattr(detokenizer, "deliver", deliver)
     async with fake_engine(step_timeout=LIMIT_S) as engine:

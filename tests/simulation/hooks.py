@@ -299,9 +299,9 @@ class WatchedLanes(RequestQueues):
 def _faulty_deliver(world: World) -> Any:
     original = detokenizer.deliver
 
-    def deliver(core: EngineCore, progress: ActorProgress, serial: int) -> None:
+    def deliver(core: EngineCore, progress: ActorProgress, serial: int, now_s: float) -> None:
         world.reach("detokenizer.deliver.before")
-        original(core, progress, serial)
+        original(core, progress, serial, now_s)
         world.reach("detokenizer.deliver.after")
 
     return deliver
