@@ -43,7 +43,7 @@ from triolet.actors.replicas.autoscaler import FurtherReplica, autoscaler_actor
 from triolet.actors.scheduler import scheduler_actor
 from triolet.actors.structured_output import make_grammars, structured_output_actor
 from triolet.actors.supervisor import ChildSpec, ChildStart, Lives, Supervisor, watched
-from triolet.actors.tokenizer import LoadTokenizer, tokenizer_actor
+from triolet.actors.tokenizer import LoadTokenizer, RunThread, tokenizer_actor
 from triolet.actors.watchdog import STRUCTURED_OUTPUT, watchdog_actor
 from triolet.actors.worker_calls import ReplicatedWorkerCalls
 from triolet.config.engine import EngineConfig
@@ -62,6 +62,7 @@ def build_supervision_tree(
     grammars: GrammarRequests,
     executors: Sequence[Executor],
     load_tokenizer: LoadTokenizer,
+    run_thread: RunThread,
     adapters: AdapterRegistry | None = None,
     *,
     on_progress: OnProgress,
@@ -79,6 +80,7 @@ def build_supervision_tree(
         grammars: meeting point of tasks and grammars.
         executors: compute the steps, one for each replica.
         load_tokenizer: reads the tokenizer.
+        run_thread: runs what it does.
         adapters: LoRA adapters; None for a model without them.
         on_progress: called with the progress of loading.
         on_step: called with the time after every step.
@@ -178,7 +180,13 @@ def build_supervision_tree(
     else:
         engine = supervisor_of(core, channels, progress, executors[0])
     tokenizer = partial(
-        tokenizer_actor, core.model, channels, progress, load_tokenizer, inline=config.runner == "inline"
+        tokenizer_actor,
+        core.model,
+        channels,
+        progress,
+        load_tokenizer,
+        run_thread=run_thread,
+        inline=config.runner == "inline",
     )
     detokenizer = partial(detokenizer_actor, core, channels, progress)
     open_grammars = make_grammars(config, core.model)

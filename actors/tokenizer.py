@@ -25,8 +25,12 @@ from triolet.core.request.tokenizer_interface import Tokenize, Tokenized, Tokeni
 from triolet.errors import InvalidPrompt, TrioletError
 
 NUM_THREADS = 2
+# Of rendering and encoding, before a thread gives way to the event loop: an ordinary chat takes less.
+FREE_S = 0.002
 
 Run = Callable[[Callable[[], Tokenized]], Awaitable[Tokenized]]
+RunThread = Callable[..., Awaitable[Tokenized]]
+"""Runs a function in a thread that gives way to the event loop; `limiter` and `free_s` are given by name."""
 LoadTokenizer = Callable[[], TokenizerInterface | None]
 
 
@@ -36,6 +40,7 @@ async def tokenizer_actor(
     progress: ActorProgress,
     load: LoadTokenizer,
     *,
+    run_thread: RunThread,
     inline: bool,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -45,6 +50,7 @@ async def tokenizer_actor(
         model: gets the tokenizer.
         channels: to the other actors.
         load: reads the tokenizer; called once, a later life uses the same one.
+        run_thread: runs a function in a thread.
         inline: work in the event loop, for tests that want one order of events.
     """
     if model.tokenizer is None:
@@ -57,7 +63,7 @@ async def tokenizer_actor(
             return function()
         progress.num_tokenizing += 1
         try:
-            return await trio.to_thread.run_sync(function, limiter=limiter)
+            return await run_thread(function, limiter=limiter, free_s=FREE_S)
         finally:
             progress.num_tokenizing -= 1
 

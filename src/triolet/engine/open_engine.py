@@ -38,6 +38,7 @@ from triolet.engine.prompt_adapters import add_configured_prompt_adapters
 from triolet.engine.token_stream import SCOPE_ENDED, death_by
 from triolet.errors import EngineClosed, WrongEventLoop
 from triolet.observability.engine_index import ENGINE_INDICES
+from triolet.observability.loop_monitor import run_in_thread
 from triolet.recording.recorder import Recorder, open_recorder
 
 
@@ -125,6 +126,7 @@ async def run_engine(
             grammars,
             executors,
             load_tokenizer or make_tokenizer_loader(config, core.model),
+            run_in_thread,
             adapters if config.enable_lora else None,
             on_progress=on_progress,
             on_step=engine._reporting.report,

@@ -14,8 +14,9 @@ from typing import Any, Final
 import attrs
 
 from triolet.core.dispatch.prompt_blocks import block_hashes, num_tokens
+from triolet.core.json_text import between_windows
 from triolet.protocol.errors import WireError, unsupported
-from triolet.protocol.json.parsing import JsonLimits, between_windows, parse_object
+from triolet.protocol.json.parsing import JsonLimits, parse_object
 from triolet.protocol.responses.response_items import is_reference
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from triolet.core import json_text
+from triolet.core.json_text import between_windows
 from triolet.protocol.json import encoding
 from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode, encode_long
-from triolet.protocol.json.parsing import WINDOW, between_windows
+from triolet.protocol.json.parsing import WINDOW
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triolet.core.json_text import giving_way
 from triolet.errors import ChatTemplateError, InvalidPrompt
 
 Message = dict[str, Any]
@@ -38,7 +39,9 @@ def plain_messages(messages: object) -> list[Message]:
         raise _wrong("messages", "a list of messages", messages)
     if not messages:
         raise InvalidPrompt("messages cannot be empty", field="messages", got=messages)
-    return [_plain_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [
+        _plain_message(message, f"messages[{place}]") for place, message in enumerate(giving_way(messages))
+    ]
 
 
 def plain_tools(tools: object) -> list[Any] | None:
@@ -71,10 +74,12 @@ def plain_data(value: object, field: str, *, nesting: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {
             _plain_key(key, field): plain_data(value[key], f"{field}.{key}", nesting=nesting + 1)
-            for key in value
+            for key in giving_way(value)
         }
     if isinstance(value, list | tuple):
-        return [plain_data(item, f"{field}[{i}]", nesting=nesting + 1) for i, item in enumerate(value)]
+        return [
+            plain_data(item, f"{field}[{i}]", nesting=nesting + 1) for i, item in enumerate(giving_way(value))
+        ]
     raise _wrong(field, "plain data (text, numbers, lists, mappings)", value)
 
 

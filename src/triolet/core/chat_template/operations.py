@@ -13,12 +13,18 @@ from jinja2.exceptions import TemplateRuntimeError
 from jinja2.filters import FILTERS
 from jinja2.tests import TESTS
 
+from triolet.core import json_text
+from triolet.core.json_text import between_windows
+
 # Meter: the work budget of one rendering, counted without a clock, so that the same template always costs the
 # same. One unit is a fraction of a microsecond: a step of a loop, a call, an item looked at, or
 # `CHARS_PER_UNIT` characters. An operation whose cost depends on its operands is charged *before* it runs, so
 # the same number bounds memory, too.
 CHARS_PER_UNIT = 64
 """Characters that are copied, compared or searched in about the time of one unit."""
+
+UNITS_BETWEEN_PAUSES = 256
+"""Work after which a thread that renders gives way to the event loop, some tens of microseconds."""
 
 MAX_INT_BITS = 1024
 """Longest integer that may be computed; longer ones multiply slowly, and no prompt holds one."""
@@ -45,6 +51,7 @@ class Meter:
     def __init__(self, max_work: int) -> None:
         self._max_work = max_work
         self._work = 0
+        self._give_way, self._next_pause = between_windows.get(), UNITS_BETWEEN_PAUSES
 
     @property
     def work(self) -> int:
@@ -60,6 +67,9 @@ class Meter:
         self._work += max(0, units)
         if self._work > self._max_work:
             raise LimitReached(f"its work passed the limit of {self._max_work} units")
+        if self._work >= self._next_pause:
+            self._next_pause = self._work + UNITS_BETWEEN_PAUSES
+            self._give_way()
 
     def charge_text(self, num_chars: int) -> None:
         """Charge for making or reading a text of this length."""
@@ -92,6 +102,9 @@ class Meter:
                     waiting.append((item, nesting + 1))
                 elif isinstance(item, range):
                     units += len(item)
+                if units >= UNITS_BETWEEN_PAUSES:
+                    self.charge(units)
+                    units = 0
             self.charge(units)
         return self._work - before
 
@@ -399,7 +412,10 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Encode JSON as chat templates expect it: characters as they are, nothing escaped for HTML."""
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return json_text.encode(encoder, x)
 
 
 def metered_filters(meter: Meter) -> dict[str, Any]:

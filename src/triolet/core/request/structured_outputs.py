@@ -150,7 +150,7 @@ def _check_nesting(value: object, field: str) -> None:
     for _ in range(MAX_NESTING):
         level = [
             inner
-            for outer in level
+            for outer in json_text.giving_way(level)
             # What is most of a schema first: whether a class is a Mapping takes five times as long to find out.
             if not isinstance(outer, _LEAVES) and isinstance(outer, Mapping | list | tuple)
             for inner in (outer.values() if isinstance(outer, Mapping) else outer)
@@ -159,7 +159,7 @@ def _check_nesting(value: object, field: str) -> None:
             return
         if len(level) > MAX_TEXT_CHARS:
             raise _wrong(field, f"must have at most {MAX_TEXT_CHARS} values", len(level))
-    if any(isinstance(inner, Mapping | list | tuple) for inner in level):
+    if any(isinstance(inner, Mapping | list | tuple) for inner in json_text.giving_way(level)):
         raise _too_deep(f"structured_outputs.{field}")
 
 
@@ -284,7 +284,7 @@ class StructuredOutputsParams:
         texts = [self.json, self.regex, self.grammar, self.structural_tag, self.tool_calls]
         texts.append(self.whitespace_pattern)
         texts += self.choice or ()
-        return sum(len(text.encode()) for text in texts if text)
+        return sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text)
 
     def check_size(self, max_bytes: int) -> None:
         """Check the size against the engine's limit.
@@ -292,12 +292,13 @@ class StructuredOutputsParams:
         Raises:
             InvalidParams: the size is above it.
         """
-        if self.num_bytes > max_bytes:
+        # Asked once: a megabyte of characters is encoded for it.
+        if (num_bytes := self.num_bytes) > max_bytes:
             raise InvalidParams(
                 f"structured_outputs.{self.kind} must have at most {max_bytes} bytes (max_grammar_bytes), "
-                f"got {self.num_bytes}.",
+                f"got {num_bytes}.",
                 field=f"structured_outputs.{self.kind}",
-                got=self.num_bytes,
+                got=num_bytes,
             )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from triolet.core.json_text import giving_way
 from triolet.core.request.structured_outputs import MAX_NESTING
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -82,11 +83,11 @@ def _patterns(
     if depth > MAX_NESTING:  # refused where the whole is checked
         return
     if isinstance(schema, list | tuple):
-        for number, inner in enumerate(schema):
+        for number, inner in enumerate(giving_way(schema)):
             yield from _patterns(inner, f"{place}[{number}]", depth=depth + 1)
     if not isinstance(schema, Mapping):
         return
-    for key, inner in schema.items():
+    for key, inner in giving_way(schema.items()):
         inside = f"{place}.{key}" if place else str(key)
         if not by_name and key == "pattern" and isinstance(inner, str):
             yield inside, inner
@@ -101,11 +102,11 @@ def _loosened(value: Any, *, by_name: bool = False, depth: int = 0) -> Any:
     if depth > MAX_NESTING:  # refused where the whole is checked
         return value
     if isinstance(value, list | tuple):
-        return [_loosened(inner, depth=depth + 1) for inner in value]
+        return [_loosened(inner, depth=depth + 1) for inner in giving_way(value)]
     if not isinstance(value, Mapping):
         return value
     kept = dict(value)
-    for key, inner in value.items():
+    for key, inner in giving_way(value.items()):
         if not by_name and (key in _NOT_ENFORCED or (key == "pattern" and looks_around(str(inner)))):
             del kept[key]
         elif by_name or key not in _DATA:

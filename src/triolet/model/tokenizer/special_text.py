@@ -21,6 +21,7 @@ import attrs
 import tokenizers
 
 from triolet.core.chat_template import with_parsed_arguments
+from triolet.core.json_text import giving_way
 from triolet.core.request.prompt import ChatPrompt
 from triolet.errors import InvalidPrompt
 
@@ -200,10 +201,10 @@ class SpecialTexts:
             case Mapping():
                 return {
                     self._marked_values(name, mark): self._marked_values(one, mark)
-                    for name, one in value.items()
+                    for name, one in giving_way(value.items())
                 }
             case list() | tuple():
-                return [self._marked_values(one, mark) for one in value]
+                return [self._marked_values(one, mark) for one in giving_way(value)]
         return value
 
 
@@ -223,8 +224,8 @@ def _texts(value: Any) -> Iterable[str]:
         case str():
             yield value
         case Mapping():
-            for one in (*value.keys(), *value.values()):
+            for one in giving_way((*value.keys(), *value.values())):
                 yield from _texts(one)
         case list() | tuple():
-            for one in value:
+            for one in giving_way(value):
                 yield from _texts(one)

@@ -9,7 +9,8 @@ from typing import Any, Self
 import attrs
 
 from triolet.core import json_text
-from triolet.protocol.json.parsing import WINDOW, between_windows
+from triolet.core.json_text import between_windows
+from triolet.protocol.json.parsing import WINDOW
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 

@@ -20,22 +20,19 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
 from typing import Any, Final
 
 import attrs
 
+from triolet.core.json_text import between_windows
 from triolet.protocol.errors import WireError
 
 LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a millisecond to parse
 # Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
 # some twenty times for one short request, and each time waits for the call that the parse thread is in.
 WINDOW: Final = 2**12
-
-between_windows: ContextVar[Callable[[], None]] = ContextVar("between_windows", default=lambda: None)
-"""What is called after each piece of the work on a long text, of less than half a millisecond."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BRACKETS = re.compile(r"[^\[\]{}]+")

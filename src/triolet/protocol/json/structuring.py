@@ -15,8 +15,8 @@ import cattrs
 from cattrs.errors import BaseValidationError, ClassValidationError
 from cattrs.gen import make_dict_structure_fn
 
+from triolet.core.json_text import giving_way
 from triolet.protocol.errors import WireError, missing, wrong
-from triolet.protocol.json.parsing import between_windows
 
 T = TypeVar("T")
 Hook = Callable[[Any, Any], Any]
@@ -136,10 +136,7 @@ def _tuple(kind: Any) -> Hook:
         if type(value) is not list:
             raise Wrong("a list", value)
         items = []
-        give_way = between_windows.get()
-        for index, item in enumerate(value):
-            if index % 64 == 0:
-                give_way()
+        for index, item in enumerate(giving_way(value)):
             try:
                 items.append(structure_item(item, item_kind))
             except (ValueError, BaseValidationError) as error:

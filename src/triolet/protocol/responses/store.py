@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import attrs
 
+from triolet.core.json_text import giving_way
 from triolet.protocol.errors import WireError, wrong
 from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode
 from triolet.protocol.responses.input_items_page import InputItems
@@ -41,13 +42,13 @@ def size_of(value: Any) -> int:
     if isinstance(value, EncodedItems):
         return BYTES_PER_VALUE * (1 + len(value)) + BYTES_PER_CHARACTER * value.num_chars
     if isinstance(value, Mapping):
-        return BYTES_PER_VALUE + sum(size_of(key) + size_of(item) for key, item in value.items())
+        return BYTES_PER_VALUE + sum(size_of(key) + size_of(item) for key, item in giving_way(value.items()))
     if isinstance(
         value, EncodedList
     ):  # log-probabilities, which several events share: counted where they are made
         return BYTES_PER_VALUE + 16 * len(value)
     if isinstance(value, list | tuple):
-        return BYTES_PER_VALUE + sum(map(size_of, value))
+        return BYTES_PER_VALUE + sum(map(size_of, giving_way(value)))
     return BYTES_PER_VALUE
 
 

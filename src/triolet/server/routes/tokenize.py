@@ -22,6 +22,7 @@ from triolet.core.request.tokenizer_interface import (
 from triolet.core.tools.answer import thinking_switch_of
 from triolet.core.tools.choice import FunctionTool, parse_tools
 from triolet.errors import InvalidRequest
+from triolet.observability.loop_monitor import run_in_thread
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, unsupported, wrong
 from triolet.protocol.json.encoding import encode_long
@@ -209,4 +210,4 @@ async def _in_thread(work: Any) -> Any:
         limiter = trio.CapacityLimiter(MAX_THREADS)
         _threads.set(limiter)
     with typed_shortages("tokenizing a text"):
-        return await trio.to_thread.run_sync(work, limiter=limiter)
+        return await run_in_thread(work, limiter=limiter)
