@@ -7,11 +7,12 @@ from typing import Any
 
 import attrs
 
+from triolet.core.json_text import giving_way
 from triolet.core.output.logprobs import Logprob
 from triolet.core.output.outputs import CompletionOutput, RequestOutput
 from triolet.core.request.param_validation import ApiFamily
 from triolet.core.request.params import SamplingParams
-from triolet.core.request.prompt import Prompt
+from triolet.core.request.prompt import Prompt, TokenIds
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import wrong
 from triolet.protocol.generation import GenerationRequest, finish_reason, finite, likeliest, shown_token
@@ -28,20 +29,22 @@ Choice = dict[str, Any]
 class Prompts:
     """One prompt or several, each a text or token ids."""
 
-    prompts: tuple[str | list[int], ...]
+    prompts: tuple[str | TokenIds, ...]
 
     @classmethod
     def of(cls, value: Any, _: Any = None) -> Prompts:
         """Build the prompts from a text, a list of texts, a list of token ids, or a list of such lists."""
-        if isinstance(value, str) or (isinstance(value, list) and value and _are(int, value)):
+        if isinstance(value, str):
             return cls((value,))
+        if isinstance(value, list) and value and _are(int, value):
+            return cls((TokenIds(value),))
         if isinstance(value, list) and 0 < len(value) <= MAX_PROMPTS and _are_prompts(value):
-            return cls(tuple(value))
+            return cls(tuple(one if isinstance(one, str) else TokenIds(one) for one in value))
         raise Wrong(f"a text, token ids, or a list of at most {MAX_PROMPTS} of either", value)
 
 
 def _are(kind: type, values: list[Any]) -> bool:
-    return all(type(value) is kind for value in values)
+    return all(type(value) is kind for value in giving_way(values))
 
 
 def _are_prompts(values: list[Any]) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import attrs
 
+from triolet.core.json_text import giving_way
 from triolet.core.output.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from triolet.core.request.pooling_params import PoolingParams
-from triolet.core.request.prompt import Prompt
+from triolet.core.request.prompt import Prompt, TokenIds
 from triolet.errors import InvalidRequest, UnsupportedFeature
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, wrong
@@ -50,15 +51,17 @@ class Inputs:
     @classmethod
     def of(cls, value: Any, _: Any = None) -> Inputs:
         """Build the inputs from a text, a list of texts, a list of token ids, or a list of such lists."""
-        if isinstance(value, str) or (isinstance(value, list) and value and _are(int, value)):
+        if isinstance(value, str):
             return cls((value,))
+        if isinstance(value, list) and value and _are(int, value):
+            return cls((TokenIds(value),))
         if isinstance(value, list) and 0 < len(value) <= MAX_INPUTS and _are_inputs(value):
-            return cls(tuple(value))
+            return cls(tuple(one if isinstance(one, str) else TokenIds(one) for one in value))
         raise Wrong(f"a text, token ids, or a list of 1 to {MAX_INPUTS} of either", value)
 
 
 def _are(kind: type, values: list[Any]) -> bool:
-    return all(type(value) is kind for value in values)
+    return all(type(value) is kind for value in giving_way(values))
 
 
 def _are_inputs(values: list[Any]) -> bool:

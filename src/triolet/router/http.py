@@ -289,7 +289,7 @@ def _route_of(path: str) -> str:
     return next(prefixes, UNMATCHED)
 
 
-def _body(request: ClientRequest, home: Home | None) -> bytes:
+def _body(request: ClientRequest, home: Home | None) -> bytes | bytearray:
     """Return the body for an engine, with the ids that it knows."""
     if home is None or not request.payload.get("previous_response_id"):
         return request.body
@@ -311,7 +311,7 @@ def _target(request: ClientRequest, home: Home | None) -> str:
 
 @asynccontextmanager
 async def _asked(
-    address: ServerAddress, target: str, body: bytes, request: ClientRequest
+    address: ServerAddress, target: str, body: bytes | bytearray, request: ClientRequest
 ) -> AsyncIterator[tuple[h11.Response, AsyncIterator[bytes]]]:
     """Send a request to an engine; yield the head of its answer, and the pieces of its body.
 

@@ -173,7 +173,15 @@ def _refuse_keys(others: Mapping[Any, Any]) -> None:
         )
 
 
+class TokenIds(tuple[int, ...]):
+    """Token ids that are known to be integers: whoever made them has looked at each, perhaps in a thread."""
+
+    __slots__ = ()
+
+
 def _token_ids(token_ids: object) -> tuple[int, ...]:
+    if type(token_ids) is TokenIds:
+        return token_ids
     if isinstance(token_ids, str | bytes | Mapping) or not isinstance(token_ids, Sequence):
         raise InvalidPrompt(
             f"prompt_token_ids must be a list of integers; got {type(token_ids).__name__}",

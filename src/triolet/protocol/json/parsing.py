@@ -49,7 +49,7 @@ class JsonLimits:
     max_depth: int = 128  # objects and lists inside each other
 
 
-def parse_object(raw: str | bytes, limits: JsonLimits | None = None) -> dict[str, Any]:
+def parse_object(raw: str | bytes | bytearray, limits: JsonLimits | None = None) -> dict[str, Any]:
     """Parse one JSON object.
 
     Args:
@@ -74,12 +74,12 @@ def parse_object(raw: str | bytes, limits: JsonLimits | None = None) -> dict[str
     return value
 
 
-def _decoded(raw: bytes) -> str:
+def _decoded(raw: bytes | bytearray) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
     pieces = []
     give_way = between_windows.get()
     for start in range(0, len(raw), WINDOW):
-        pieces.append(decoder.decode(raw[start : start + WINDOW]))
+        pieces.append(decoder.decode(bytes(raw[start : start + WINDOW])))
         give_way()
     return "".join([*pieces, decoder.decode(b"", final=True)])
 

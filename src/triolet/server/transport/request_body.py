@@ -28,8 +28,8 @@ async def read_body(
     reservation: InputReservation,
     *,
     more_bytes: int = 0,
-) -> bytes:
-    """Read the body of a request.
+) -> bytearray:
+    """Read the body of a request; it is not copied at the end, which takes 4 ms for 4 MiB.
 
     Args:
         receive: of the ASGI request, before its body has been read.
@@ -64,7 +64,7 @@ async def read_body(
         if len(body) > max_bytes + more_bytes:
             raise _too_long(max_bytes)
         reservation.grow_to(len(body))
-    return bytes(body)
+    return body
 
 
 def _too_long(max_bytes: int) -> WireError:
