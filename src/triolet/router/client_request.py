@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from triolet.core.dispatch.prompt_blocks import block_hashes, num_tokens
-from triolet.core.json_text import between_windows
+from triolet.core.json_text import between_windows, release
 from triolet.protocol.errors import WireError, unsupported
 from triolet.protocol.json.parsing import JsonLimits, parse_object
 from triolet.protocol.responses.response_items import is_reference
@@ -23,6 +23,8 @@ from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thr
 PROMPT_FIELDS: Final = ("instructions", "messages", "prompt", "input")
 ITEMS_AT_ONCE: Final = 16  # of a list that is encoded
 OPERATIONS: Final = ("/v1/responses/input_tokens", "/v1/responses/compact")  # no ids of responses
+
+CONTROLS: Final = ("response.cancel", "response.steer")  # messages that are sent on with all their fields
 
 # Fields that are looked at again while an engine answers. The others are in the text, which is kept for its next
 # engine: parsed they take several times its memory.
@@ -124,7 +126,14 @@ def _parsed(raw: str | bytes | bytearray, limits: JsonLimits, salt: str) -> Pars
             raise
         return ParsedRequest()
     prompt = RoutedPrompt.of("".join(_prompt_pieces(fields)), salt)
-    return ParsedRequest(fields, prompt, _refusal(fields))
+    parsed = ParsedRequest(fields, prompt, _refusal(fields))
+    if len(raw) < LONG_INPUT_BYTES or fields.get("type") in CONTROLS:
+        return parsed
+    # The rest is freed here, and not in the event loop, which would wait for it.
+    parsed, owned = attrs.evolve(parsed, fields=parsed.kept), [fields]
+    del fields
+    release(owned)
+    return parsed
 
 
 def _refusal(fields: Mapping[str, Any]) -> WireError | None:

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import h11
@@ -138,7 +138,9 @@ class RouterApp:
         # A key is judged by the engine alone, so that any name may stand there: the address counts.
         client = (scope.get("client") or ("",))[0]
         with self._budget.reservation(client) as reservation:
-            body = await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
+            body: bytes | bytearray = await read_body(
+                receive, scope["headers"], self._config.max_body_bytes, reservation
+            )
             is_read = scope["method"] == "POST"
             key = next(
                 (
@@ -342,7 +344,7 @@ async def _asked(
         try:
             data = [
                 protocol.send(h11.Request(method=request.method, target=target, headers=headers)),
-                protocol.send(h11.Data(data=body)),
+                protocol.send(h11.Data(data=cast(bytes, body))),  # any bytes-like object
                 protocol.send(h11.EndOfMessage()),
             ]
             # An engine may have answered, and hung up, before it has read all.

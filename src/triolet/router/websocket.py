@@ -34,7 +34,14 @@ from triolet.protocol.errors import WireError, of_exception
 from triolet.protocol.json.encoding import encode
 from triolet.protocol.json.parsing import JsonLimits
 from triolet.protocol.responses.session import shutting_down
-from triolet.router.client_request import RoutedPrompt, is_without_seed, new_seed, parsed_request, with_field
+from triolet.router.client_request import (
+    CONTROLS,
+    RoutedPrompt,
+    is_without_seed,
+    new_seed,
+    parsed_request,
+    with_field,
+)
 from triolet.router.continuation import Continuation, Diverged, Event, SentEvents
 from triolet.router.engines import CONNECTION, SHORTAGE_S, Engines, RoutedEngine
 from triolet.router.homes import Home, Homes
@@ -222,7 +229,7 @@ class RoutedConnection:
             self._tell_error(None, of_exception(error))
             return
         payload = parsed.fields
-        is_control = payload.get("type") in ("response.cancel", "response.steer")
+        is_control = payload.get("type") in CONTROLS
         if is_control and (turn := self._turn_of(payload)) is not None:
             await self._control(turn, payload, len(text))
             return

@@ -7,7 +7,8 @@ from tests.protocol.talk import Talk, code, context, endings
 from triolet.core.request.request import FinishReason
 from triolet.errors import EngineDead, Overloaded, PromptTooLong
 from triolet.protocol.errors import of_exception
-from triolet.protocol.responses import response_items, session
+from triolet.protocol.responses import response_items
+from triolet.protocol.responses.requests import MAX_GIVEN_BACK_BYTES
 from triolet.protocol.responses.store import ResponseStore
 
 
@@ -285,10 +286,10 @@ def test_a_steer_that_can_not_be_is_given_back(steer: dict[str, object], expecte
 
 def test_a_steer_is_given_back_with_its_input_only_if_its_message_is_short() -> None:
     talk = Talk()
-    for size in (session.MAX_GIVEN_BACK_BYTES - 200, session.MAX_GIVEN_BACK_BYTES):
+    for size in (MAX_GIVEN_BACK_BYTES - 200, MAX_GIVEN_BACK_BYTES):
         steer = {"previous_response_id": "resp_x", "input": "x" * size}
         [failed] = talk.hear({"type": "response.steer", **steer})
-        is_short = size < session.MAX_GIVEN_BACK_BYTES
+        is_short = size < MAX_GIVEN_BACK_BYTES
         assert failed["steer"] == (steer if is_short else {"previous_response_id": "", "input": ""})
 
 

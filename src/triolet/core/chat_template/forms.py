@@ -10,14 +10,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from triolet.core import json_text
 from triolet.core.chat_template.messages import Message, plain_data
 from triolet.errors import ChatTemplateError, InvalidPrompt
 
 Render = Callable[[Sequence[Message]], str]
 """Renders a short chat; raises `ChatTemplateError`."""
 
-# Longest arguments of a call that are parsed, characters: the parser is a C call that holds the GIL, for 5 ms here.
+# Longest arguments of a call that are parsed, characters.
 MAX_PARSED_CHARS: Final = 2**18
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 _FIRST, _SECOND, _UNREAD = "first-mark", "second-mark", "unread-mark"
 _PARTS: Final = [
@@ -71,7 +74,7 @@ class TemplateForms:
         arguments = parsed_arguments(arguments)
         if isinstance(arguments, str) or self._takes_mappings():
             return arguments
-        return json.dumps(arguments, ensure_ascii=False)
+        return json_text.encode(_ENCODER, arguments)
 
     def _takes_text(self, role: str) -> bool:
         return self._is_known((role, "text"), lambda: self._writes(_chat_of(role, _FIRST), [_FIRST]))
@@ -163,7 +166,7 @@ def parsed_arguments(arguments: object) -> object:
     if not isinstance(arguments, str) or len(arguments) > MAX_PARSED_CHARS:
         return arguments
     try:
-        parsed = plain_data(json.loads(arguments), "arguments")
+        parsed = plain_data(json_text.loads(arguments), "arguments")
     # A model may have written it, so that a chat must be able to go on.
     except (ValueError, RecursionError, InvalidPrompt):
         return arguments

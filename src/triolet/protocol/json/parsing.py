@@ -20,19 +20,22 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
-from triolet.core.json_text import between_windows
+from triolet.core.json_text import between_windows, release
+from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError
 
 LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a millisecond to parse
 # Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
 # some twenty times for one short request, and each time waits for the call that the parse thread is in.
 WINDOW: Final = 2**12
+
+T = TypeVar("T")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BRACKETS = re.compile(r"[^\[\]{}]+")
@@ -72,6 +75,29 @@ def parse_object(raw: str | bytes | bytearray, limits: JsonLimits | None = None)
     if not isinstance(value, dict):
         raise _invalid(f"it must be an object, got {type(value).__name__}")
     return value
+
+
+def structured_object(
+    raw: str | bytes | bytearray, limits: JsonLimits | None, structure: Callable[[dict[str, Any]], T]
+) -> T:
+    """Parse one JSON object, and structure it; what is not kept of a long one is freed piece by piece.
+
+    Args:
+        raw: the text; longer than 64 KiB only in a thread.
+        limits: on its shape.
+        structure: makes of the object what is wanted.
+    Raises:
+        WireError: see `parse_object`.
+        TrioletError: what `structure` raises, without the frames where it arose: they refer to the object.
+    """
+    owned: list[Any] = [parse_object(raw, limits)]
+    try:
+        return structure(owned[0])
+    except TrioletError as error:
+        error.__cause__ = error.__context__ = None
+        raise error.with_traceback(None) from None
+    finally:
+        release(owned)
 
 
 def _decoded(raw: bytes | bytearray) -> str:

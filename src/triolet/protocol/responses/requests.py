@@ -26,7 +26,7 @@ from triolet.errors import InvalidRequest
 from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
 from triolet.protocol.json.encoding import EncodedItems, EncodedText
-from triolet.protocol.json.parsing import JsonLimits, parse_object
+from triolet.protocol.json.parsing import JsonLimits, parse_object, structured_object
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.labels import check_labels
 from triolet.protocol.responses.response_items import Input, Message, NewId
@@ -35,6 +35,8 @@ from triolet.protocol.sampling import OffersTools, check_object_fields, sampling
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
+# Longest message that is given back whole where it fails: events are written and framed in the event loop.
+MAX_GIVEN_BACK_BYTES = 2**14
 # Longest `tool_choice`, and form beside its schema, as JSON: room for OpenAI's 128 tools with names of 64 characters.
 MAX_ECHO_CHARS = 2**15
 _METADATA_PREFIX = "ws_request_header_"  # Codex's, for the headers that an HTTP request would have
@@ -365,7 +367,7 @@ class ClientEvent:
     num_bytes: int  # length of the message
     type: str | None = None  # type of the event; None if it is unknown
     stream_id: str | None = None  # its lane; None also for an invalid name
-    payload: Mapping[str, Any] = attrs.field(factory=dict)  # the JSON object
+    payload: Mapping[str, Any] = attrs.field(factory=dict)  # the JSON object; empty for a longer message
     body: Body | None = None  # the structured event, if it is valid
     planned: SamplingPlan | None = None  # sampling parameters and tool plan of a `response.create`
     error: WireError | None = None  # why it is invalid
@@ -391,11 +393,22 @@ def read_event(
         limits: on the shape of the JSON.
     """
     try:
-        payload = parse_object(raw, limits)
+        if len(raw) <= MAX_GIVEN_BACK_BYTES:
+            payload = parse_object(raw, limits)
+            return attrs.evolve(_event_of(payload, len(raw), serves, plan_of), payload=payload)
+        return structured_object(raw, limits, lambda payload: _event_of(payload, len(raw), serves, plan_of))
     except WireError as error:
         return ClientEvent(num_bytes=len(raw), error=error)
+
+
+def _event_of(
+    payload: dict[str, Any],
+    num_bytes: int,
+    serves: Callable[[str], bool],
+    plan_of: Callable[[CreateResponse], SamplingPlan],
+) -> ClientEvent:
     kind, stream_id = payload.get("type"), _lane_of(payload)
-    facts: dict[str, Any] = {"num_bytes": len(raw), "stream_id": stream_id, "payload": payload}
+    facts: dict[str, Any] = {"num_bytes": num_bytes, "stream_id": stream_id}
     if not isinstance(kind, str) or kind not in _READERS:
         rule = "one of " + ", ".join(_READERS)
         return ClientEvent(**facts, error=wrong("type", rule, kind, code="unknown_event_type"))
@@ -409,7 +422,9 @@ def read_event(
                 raise model_not_found(body.model)
             planned = plan_of(body)
     except WireError as error:
-        return ClientEvent(**facts, type=kind, error=error)
+        error.__cause__ = error.__context__ = None
+        # The frames where it arose refer to the object, and the event is kept.
+        return ClientEvent(**facts, type=kind, error=error.with_traceback(None))
     return ClientEvent(**facts, type=kind, body=body, planned=planned)
 
 

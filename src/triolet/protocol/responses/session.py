@@ -40,6 +40,7 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import (
+    MAX_GIVEN_BACK_BYTES,
     CancelResponse,
     ClientEvent,
     CreateResponse,
@@ -232,8 +233,6 @@ class TurnQueues:
 
 
 TERMINAL_TYPES = ("response.completed", "response.failed", "response.incomplete")
-# Longest message that is given back whole where it fails: events are written and framed in the event loop.
-MAX_GIVEN_BACK_BYTES = 2**14
 MAX_LOCAL_RESPONSES = 64
 MAX_LOCAL_BYTES = 16 * 2**20
 

@@ -9,7 +9,7 @@ import trio
 from starlette.requests import Request
 from starlette.types import Receive
 
-from triolet.protocol.json.parsing import parse_object
+from triolet.protocol.json.parsing import parse_object, structured_object
 from triolet.server.routes.app_context import client_of, context_of
 from triolet.server.transport.input_limits import ROUTED_BYTES, is_routed, json_limits
 from triolet.server.transport.parse_thread import LONG_INPUT_BYTES, parse_in_thread
@@ -49,7 +49,7 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
-        return await parse_in_thread(lambda: structure(parse_object(body, limits)), client_of(request))
+        return await parse_in_thread(lambda: structured_object(body, limits, structure), client_of(request))
 
 
 async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
