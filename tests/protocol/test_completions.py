@@ -20,7 +20,7 @@ def structured(**fields: Any) -> CompletionRequest:
 
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
-    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ([1, 2],)), ([[1], [2, 3]], ([1], [2, 3]))],
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
 def test_a_prompt_is_a_text_or_tokens_or_several_of_them(prompt: Any, prompts: tuple[Any, ...]) -> None:
     assert structured(prompt=prompt).prompt.prompts == prompts

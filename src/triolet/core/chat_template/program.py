@@ -24,6 +24,7 @@ from triolet.core.chat_template.messages import (
 )
 from triolet.core.chat_template.operations import LimitReached, Meter
 from triolet.core.chat_template.sandbox import Instrument, Refusal, Sandbox
+from triolet.core.json_text import release
 from triolet.errors import ChatTemplateError
 
 MAX_SOURCE_CHARS = 250_000
@@ -235,13 +236,19 @@ class ChatTemplate:
             "tools": plain_tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._program.run(
-            seen_by_template,
-            meter=Meter(self._max_work),
-            max_output_chars=self._max_output_chars,
-            strftime_now=self._strftime_now,
-        )
-        return cut(text, plain[-1]) if continue_final_message else text
+        try:
+            text = self._program.run(
+                seen_by_template,
+                meter=Meter(self._max_work),
+                max_output_chars=self._max_output_chars,
+                strftime_now=self._strftime_now,
+            )
+            return cut(text, plain[-1]) if continue_final_message else text
+        finally:
+            copies = [*seen_by_template.values()]
+            seen_by_template.clear()
+            del plain
+            release(copies)
 
 
 def _rendered_trial(

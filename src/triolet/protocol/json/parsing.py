@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from triolet.core.json_text import between_windows, release
+from triolet.core.json_text import PIECE_ITEMS, between_windows, release
 from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError
 
@@ -78,26 +78,26 @@ def parse_object(raw: str | bytes | bytearray, limits: JsonLimits | None = None)
 
 
 def structured_object(
-    raw: str | bytes | bytearray, limits: JsonLimits | None, structure: Callable[[dict[str, Any]], T]
+    owned: list[dict[str, Any]], structure: Callable[[dict[str, Any]], T], kept: list[Any] | None = None
 ) -> T:
-    """Parse one JSON object, and structure it; what is not kept of a long one is freed piece by piece.
+    """Structure a long JSON object, and free piece by piece what is not kept of it.
 
     Args:
-        raw: the text; longer than 64 KiB only in a thread.
-        limits: on its shape.
+        owned: the object that was parsed, alone in a list that is the only thing to refer to it; it is emptied.
         structure: makes of the object what is wanted.
+        kept: gets the parts that the result refers to, for `release` once it is not used any more.
     Raises:
-        WireError: see `parse_object`.
         TrioletError: what `structure` raises, without the frames where it arose: they refer to the object.
     """
-    owned: list[Any] = [parse_object(raw, limits)]
     try:
         return structure(owned[0])
     except TrioletError as error:
         error.__cause__ = error.__context__ = None
         raise error.with_traceback(None) from None
     finally:
-        release(owned)
+        shared = release(owned)
+        if kept is not None:
+            kept += shared
 
 
 def _decoded(raw: bytes | bytearray) -> str:
@@ -184,13 +184,28 @@ class _LongText:
     def __init__(self, text: str, limits: JsonLimits) -> None:
         self._text, self._limits = text, limits
         self._keys: dict[str, str] = {}  # one copy of each: thousands of objects may have the same ones
+        self._made: list[Any] = []  # all objects and lists so far
         self._give_way = between_windows.get()
 
     def parse(self) -> Any:
-        value, end = self._value(self._skip(0))
-        if self._skip(end) != len(self._text):
-            raise json.JSONDecodeError("Extra data", self._text, end)
-        return value
+        try:
+            value, end = self._value(self._skip(0))
+            if self._skip(end) != len(self._text):
+                raise json.JSONDecodeError("Extra data", self._text, end)
+        except (ValueError, RecursionError, WireError) as error:
+            raise error.with_traceback(None) from None  # its frames refer to what has been made
+        else:
+            self._made.clear()
+            return value
+        finally:
+            self._free_made()
+
+    def _free_made(self) -> None:
+        """Free what was made of a text that is wrong, the outer objects first: each call frees few of them."""
+        self._made.reverse()
+        while self._made:
+            del self._made[-PIECE_ITEMS:]
+            self._give_way()
 
     def _skip(self, start: int) -> int:
         while (
@@ -220,6 +235,7 @@ class _LongText:
     def _object(self, start: int) -> tuple[dict[str, Any], int]:
         text = self._text
         members: dict[str, Any] = {}
+        self._made.append(members)
         place = self._skip(start)
         if text[place : place + 1] == "}":
             return members, place + 1
@@ -246,6 +262,7 @@ class _LongText:
     def _list(self, start: int) -> tuple[list[Any], int]:
         text = self._text
         items: list[Any] = []
+        self._made.append(items)
         num_members = 0
         place = self._skip(start)
         if text[place : place + 1] == "]":

@@ -396,7 +396,9 @@ def read_event(
         if len(raw) <= MAX_GIVEN_BACK_BYTES:
             payload = parse_object(raw, limits)
             return attrs.evolve(_event_of(payload, len(raw), serves, plan_of), payload=payload)
-        return structured_object(raw, limits, lambda payload: _event_of(payload, len(raw), serves, plan_of))
+        return structured_object(
+            [parse_object(raw, limits)], lambda payload: _event_of(payload, len(raw), serves, plan_of)
+        )
     except WireError as error:
         return ClientEvent(num_bytes=len(raw), error=error)
 

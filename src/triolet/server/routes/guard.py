@@ -19,6 +19,7 @@ from triolet.protocol.errors import WireError
 from triolet.protocol.responses.session import shutting_down
 from triolet.server.routes.app_context import AppContext
 from triolet.server.routes.errors import answer_error, error_response
+from triolet.server.routes.request_body import free_kept
 from triolet.server.transport.ids import request_id_of
 from triolet.server.transport.request_body import ClientDisconnected
 
@@ -67,6 +68,7 @@ class AccessMiddleware:
             await (await answer_error(request, error))(scope, receive, response.send)
         finally:
             self.context.gateway_metrics.note_response(route, response.status)
+            await free_kept(state)
 
     def _refusal(self, request: Request) -> Response | None:
         access, headers = self.context.access, request.headers

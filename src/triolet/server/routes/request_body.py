@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
 from starlette.requests import Request
 from starlette.types import Receive
 
+from triolet.core.json_text import release
+from triolet.core.recovery.supervision import typed_shortages
+from triolet.errors import ResourceShortage
+from triolet.observability.loop_monitor import run_in_thread
 from triolet.protocol.json.parsing import parse_object, structured_object
 from triolet.server.routes.app_context import client_of, context_of
 from triolet.server.transport.input_limits import ROUTED_BYTES, is_routed, json_limits
@@ -33,7 +39,9 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         # With several models it was read to find the model.
         if state["body_bytes"] < LONG_INPUT_BYTES:
             return structure(payload)
-        return await parse_in_thread(lambda: structure(payload), client_of(request))
+        owned, kept = [payload], state.setdefault("kept", [])
+        del payload
+        return await parse_in_thread(lambda: structured_object(owned, structure, kept), client_of(request))
     context = context_of(request)
     routed = is_routed(request.headers.raw)
     limits = json_limits(context.config, routed=routed)
@@ -49,7 +57,21 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
         # A thread costs more than parsing a short body.
         if len(body) < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
-        return await parse_in_thread(lambda: structured_object(body, limits, structure), client_of(request))
+        kept = state.setdefault("kept", [])
+        return await parse_in_thread(
+            lambda: structured_object([parse_object(body, limits)], structure, kept), client_of(request)
+        )
+
+
+async def free_kept(state: dict[str, Any]) -> None:
+    """Free what a long request was made of, in a thread, once it is over: the event loop would stop meanwhile.
+
+    Args:
+        state: of the request's scope.
+    """
+    if kept := state.pop("kept", None):
+        with trio.CancelScope(shield=True), suppress(ResourceShortage), typed_shortages("freeing a request"):
+            await run_in_thread(partial(release, kept))
 
 
 async def cancel_on_disconnect(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
