@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import sys
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from triolet.core import json_text
+from triolet.core.chat_template import ChatTemplate
+from triolet.core.request.structured_outputs import StructuredOutputsParams
+from triolet.core.tools import parse_tools
 
 PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 NUM_VALUES = json_text.SHORT_CHARS
@@ -84,3 +88,58 @@ def test_what_is_no_json_is_refused_however_long_it_is(
     endless.append(endless)
     with pytest.raises(ValueError, match="Circular"):
         json_text.encode(PLAIN, endless)
+
+
+def pauses(work: Callable[[], object]) -> int:
+    """Return how often `work` gave way."""
+    count = 0
+
+    def pause() -> None:
+        nonlocal count
+        count += 1
+
+    def run() -> None:
+        json_text.between_windows.set(pause)
+        work()
+
+    contextvars.copy_context().run(run)
+    return count
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [[number] for number in range(10_000)]}}}
+NUMBERS = {"type": "object", "properties": {"a": {"enum": list(range(20_000))}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+CALL = {"type": "function", "function": {"name": "f", "arguments": PLAIN.encode({"a": list(range(20_000))})}}
+HELLO = {"role": "user", "content": "Hello!"}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: json_text.is_longer(SCHEMA, 10**9),
+        lambda: json_text.is_longer(NUMBERS, 10**9),
+        lambda: json_text.encode(PLAIN, SCHEMA),
+        lambda: json_text.encode(PLAIN, NUMBERS),
+        lambda: json_text.loads(PLAIN.encode(SCHEMA)),
+        lambda: json_text.loads(PLAIN.encode(NUMBERS)),
+        lambda: parse_tools([TOOL]),
+        lambda: StructuredOutputsParams(json=SCHEMA),
+        lambda: ChatTemplate("{{ tools | tojson }}").render([HELLO], tools=[TOOL]),
+        lambda: ChatTemplate("{{ tools[0] }}").render([HELLO], tools=[{"numbers": list(range(20_000))}]),
+        lambda: ChatTemplate("{{ messages[1].tool_calls[0].function.arguments | tojson }}").render(
+            [HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+        ),
+        lambda: ChatTemplate("{% for n in x %}{{ n }}{% endfor %}").render([HELLO], x=list(range(20_000))),
+    ],
+    ids=[
+        *("length", "length of numbers", "writing", "writing numbers", "reading", "reading numbers"),
+        *("tools", "schema", "tools in a prompt", "numbers in a prompt", "arguments in a prompt", "loop"),
+    ],
+)
+def test_work_on_a_long_value_gives_way_after_each_short_piece(work: Callable[[], object]) -> None:
+    # Each of these has at least 10,000 values to look at.
+    assert pauses(work) >= 10_000 // json_text.PIECE_ITEMS
+
+
+def test_work_on_a_short_value_gives_way_but_a_few_times() -> None:
+    assert pauses(lambda: json_text.encode(PLAIN, {"a": [1, 2, 3]})) <= 3
