@@ -47,6 +47,7 @@ from triolet.engine.engine import Engine
 from triolet.engine.open_engine import run_engine
 from triolet.engine.token_stream import TokenStream
 from triolet.errors import EngineDead, InvalidPrompt, RequestFailed, ResourceShortage, RunnerDied
+from triolet.observability.loop_monitor import run_in_thread
 from triolet.observability.prometheus import Metrics
 
 
@@ -226,7 +227,15 @@ async def test_a_question_that_dies_with_a_tokenizer_is_asked_again() -> None:
                 nursery.start_soon(ask, prompt)
             for _ in range(2):
                 async with trio.open_nursery() as life:
-                    actor = partial(tokenizer_actor, model, channels, progress, SlowTokenizer, inline=False)
+                    actor = partial(
+                        tokenizer_actor,
+                        model,
+                        channels,
+                        progress,
+                        SlowTokenizer,
+                        run_thread=run_in_thread,
+                        inline=False,
+                    )
                     await life.start(actor)
                     await wait_all_tasks_blocked()
                     life.cancel_scope.cancel()
