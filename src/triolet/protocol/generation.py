@@ -19,7 +19,7 @@ from triolet.core.request.request import FinishReason
 from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, of_exception, wrong
-from triolet.protocol.labels import check_labels
+from triolet.protocol.field_limits import check_labels
 from triolet.protocol.sampling import check_object_fields, sampling_params, structure_request
 
 STREAM_END = b"data: [DONE]\n\n"  # of every stream over HTTP

@@ -15,8 +15,8 @@ from triolet.core.request.prompt import Prompt, TokenIds
 from triolet.errors import InvalidRequest, UnsupportedFeature
 from triolet.protocol.chat_completions import ChatMessages
 from triolet.protocol.errors import WireError, missing, of_exception, wrong
+from triolet.protocol.field_limits import check_names
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
-from triolet.protocol.labels import check_names
 from triolet.protocol.sampling import refuse_field
 
 MAX_INPUTS = 2048  # OpenAI's

@@ -22,8 +22,8 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.request.tokenizer_interface import TokenizerInterface
 from triolet.core.tools import ToolPlan, plan_tools
 from triolet.errors import InvalidRequest
-from triolet.protocol.choices import check_choices
 from triolet.protocol.errors import WireError, unsupported, wrong
+from triolet.protocol.field_limits import check_choices
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure, structure_field
 
 

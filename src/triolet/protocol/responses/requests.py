@@ -23,12 +23,11 @@ from triolet.core.request.structured_outputs import StructuredOutputsParams
 from triolet.core.tools import ToolPlan
 from triolet.core.tools.answer import EFFORTS, effort_values
 from triolet.errors import InvalidRequest
-from triolet.protocol.choices import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
+from triolet.protocol.field_limits import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice, check_labels
 from triolet.protocol.json.encoding import EncodedItems, EncodedText
 from triolet.protocol.json.parsing import JsonLimits, parse_object, structured_object
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
-from triolet.protocol.labels import check_labels
 from triolet.protocol.responses.response_items import Input, Message, NewId
 from triolet.protocol.responses.store import size_of
 from triolet.protocol.sampling import OffersTools, check_object_fields, sampling_params, structure_request

@@ -9,7 +9,7 @@ import pytest
 from tests.protocol.test_known_fields import BODIES, CLASSES
 from triolet.core.request.param_validation import ApiFamily
 from triolet.protocol.errors import WireError
-from triolet.protocol.labels import MAX_NAME_CHARS
+from triolet.protocol.field_limits import MAX_NAME_CHARS
 from triolet.protocol.pooling import EmbeddingsRequest
 from triolet.protocol.responses.requests import MAX_ECHO_CHARS, CreateResponse
 from triolet.protocol.scoring import RerankRequest
