@@ -24,7 +24,6 @@ SHORT_CHARS: Final = 2**15
 PIECE_ITEMS: Final = 64  # looked at, copied or written between two pauses: for some tens of microseconds
 
 _CONTAINERS = (dict, list)
-_REFERENCES_OF_LOCAL = 2  # of a local variable and of the argument of `getrefcount`
 
 T = TypeVar("T")
 
@@ -104,10 +103,10 @@ def release(owned: list[Any]) -> list[Any]:
     """
     shared = []
     while owned:
-        value = owned.pop()
+        value, num_references = _popped(owned)
         if type(value) not in _CONTAINERS:
             continue
-        if getrefcount(value) > _REFERENCES_OF_LOCAL:
+        if num_references > _NUM_REFERENCES_ALONE:
             shared.append(value)
             continue
         owned += [
@@ -121,6 +120,15 @@ def release(owned: list[Any]) -> list[Any]:
             for _ in giving_way(range(0, len(value), PIECE_ITEMS)):
                 del value[-PIECE_ITEMS:]
     return shared
+
+
+def _popped(owned: list[Any]) -> tuple[Any, int]:
+    value = owned.pop()
+    return value, getrefcount(value)
+
+
+# Of a value that nothing else refers to. Measured, as an interpreter may count a local variable and an argument once.
+_NUM_REFERENCES_ALONE: Final = _popped([[]])[1]
 
 
 def loads(text: str) -> Any:
