@@ -141,6 +141,31 @@ def test_all_that_make_way_are_preempted_where_their_blocks_together_are_room_en
     assert stage.waiting() == ["b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "starts_alike", "num_preempted"),
+    [
+        pytest.param(33, False, 0, id="nine blocks, of which seven can be free"),
+        pytest.param(25, False, 2, id="seven blocks"),
+        pytest.param(29, True, 0, id="the same beginning, and five others, of which four can be free"),
+        pytest.param(25, True, 2, id="the same beginning, and four others"),
+    ],
+)
+def test_a_block_that_several_share_is_room_once_and_only_if_all_of_them_make_way(
+    num_tokens: int, starts_alike: bool, num_preempted: int
+) -> None:
+    stage = priority_stage(num_blocks=12, max_model_len=48, max_num_batched_tokens=64, max_num_seqs=4)
+    beginning = list(range(100, 112))  # three blocks
+    stage.add("best", 17, priority=0)  # five blocks
+    stage.add("a", [*beginning, 1], priority=1)
+    stage.step()
+    stage.add("b", [*beginning, 2], priority=1)
+    stage.step()
+    assert stage.scheduler.cache.pool.num_available == 2
+    stage.add("next", [*(beginning if starts_alike else ()), *range(200, 248)][:num_tokens], priority=0)
+    stage.step()
+    assert stage.scheduler.counters.num_preemptions == num_preempted
+
+
 def test_a_better_priority_goes_before_the_prompts_of_others() -> None:
     stage = priority_stage(max_num_batched_tokens=4)
     stage.add("a", 12, priority=1)

@@ -429,12 +429,16 @@ class StepPlanner:
         """Return False if a waiting request has too few blocks even when all that make way for it are preempted."""
         found, _ = self._find_computed(sequence)
         left, num_freed = list(self.queues.running), 0
+        # Of a block that several share: how many of them do not make way. One that is found stays in use.
+        holders, ref_counts = dict.fromkeys(found, math.inf), self.cache.pool.ref_counts
         while not has_room(self.cache, sequence.entry, found, num_freed):
             pair = self.queues.waiting.overtaking(left, self.may_be_admitted)
             if pair is None or pair[0] is not sequence:
                 return False
             left.remove(pair[1])
-            num_freed += len(held_blocks(pair[1]))  # perhaps less, where others share them
+            for block_id in held_blocks(pair[1]):
+                holders[block_id] = holders.get(block_id, ref_counts[block_id]) - 1
+                num_freed += not holders[block_id]
         return True
 
     def _schedule_running(self, budget: int, *, is_ahead: bool = False) -> tuple[int, bool]:
