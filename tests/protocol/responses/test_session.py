@@ -290,7 +290,10 @@ def test_a_steer_is_given_back_with_its_input_only_if_its_message_is_short() -> 
         steer = {"previous_response_id": "resp_x", "input": "x" * size}
         [failed] = talk.hear({"type": "response.steer", **steer})
         is_short = size < MAX_GIVEN_BACK_BYTES
-        assert failed["steer"] == (steer if is_short else {"previous_response_id": "", "input": ""})
+        assert failed["steer"] == {
+            "previous_response_id": "resp_x",
+            "input": steer["input"] if is_short else "",
+        }
 
 
 def test_what_is_over_can_not_be_steered() -> None:

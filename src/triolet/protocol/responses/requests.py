@@ -34,7 +34,7 @@ from triolet.protocol.sampling import OffersTools, check_object_fields, sampling
 
 LOGPROBS = "message.output_text.logprobs"  # the one entry of `include` that a text answer can have
 MAX_STREAM_ID_CHARS = 256
-# Longest message that is given back whole where it fails: events are written and framed in the event loop.
+# Longest steer that is given back whole where it fails: events are written and framed in the event loop.
 MAX_GIVEN_BACK_BYTES = 2**14
 # Longest `tool_choice`, and form beside its schema, as JSON: room for OpenAI's 128 tools with names of 64 characters.
 MAX_ECHO_CHARS = 2**15
@@ -366,7 +366,7 @@ class ClientEvent:
     num_bytes: int  # length of the message
     type: str | None = None  # type of the event; None if it is unknown
     stream_id: str | None = None  # its lane; None also for an invalid name
-    payload: Mapping[str, Any] = attrs.field(factory=dict)  # the JSON object; empty for a longer message
+    steer: Mapping[str, Any] = attrs.field(factory=dict)  # what is given back of a steer that fails
     body: Body | None = None  # the structured event, if it is valid
     planned: SamplingPlan | None = None  # sampling parameters and tool plan of a `response.create`
     error: WireError | None = None  # why it is invalid
@@ -392,9 +392,6 @@ def read_event(
         limits: on the shape of the JSON.
     """
     try:
-        if len(raw) <= MAX_GIVEN_BACK_BYTES:
-            payload = parse_object(raw, limits)
-            return attrs.evolve(_event_of(payload, len(raw), serves, plan_of), payload=payload)
         return structured_object(
             [parse_object(raw, limits)], lambda payload: _event_of(payload, len(raw), serves, plan_of)
         )
@@ -410,6 +407,8 @@ def _event_of(
 ) -> ClientEvent:
     kind, stream_id = payload.get("type"), _lane_of(payload)
     facts: dict[str, Any] = {"num_bytes": num_bytes, "stream_id": stream_id}
+    if kind == "response.steer":
+        facts["steer"] = _given_back(payload, is_short=num_bytes <= MAX_GIVEN_BACK_BYTES)
     if not isinstance(kind, str) or kind not in _READERS:
         rule = "one of " + ", ".join(_READERS)
         return ClientEvent(**facts, error=wrong("type", rule, kind, code="unknown_event_type"))
@@ -427,6 +426,16 @@ def _event_of(
         # The frames where it arose refer to the object, and the event is kept.
         return ClientEvent(**facts, type=kind, error=error.with_traceback(None))
     return ClientEvent(**facts, type=kind, body=body, planned=planned)
+
+
+def _given_back(payload: Mapping[str, Any], *, is_short: bool) -> dict[str, Any]:
+    """Return the fields of a steer for its error, of a long message without its input."""
+    response_id, text = payload.get("previous_response_id"), payload.get("input")
+    is_id = isinstance(response_id, str) and len(response_id) <= MAX_STREAM_ID_CHARS
+    return {
+        "previous_response_id": response_id if is_short or is_id else None,
+        "input": text if is_short else None,
+    }
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Body]] = {

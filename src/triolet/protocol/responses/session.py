@@ -40,7 +40,6 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 from triolet.protocol.responses.output_items import Event
 from triolet.protocol.responses.requests import (
-    MAX_GIVEN_BACK_BYTES,
     CancelResponse,
     ClientEvent,
     CreateResponse,
@@ -584,12 +583,10 @@ def _in_lane(event: Event, stream_id: str | None) -> Event:
 
 
 def _steer_failed(event: ClientEvent, turn: Turn | None, code: str, message: str) -> Send:
-    is_short = event.num_bytes <= MAX_GIVEN_BACK_BYTES
-    steer = {name: event.payload.get(name) if is_short else "" for name in ("previous_response_id", "input")}
     failed: Event = {
         "type": "response.steer.failed",
         "sequence_number": 0,
         "error": {"type": "invalid_request_error", "code": code, "message": message},
-        "steer": {name: "" if value is None else value for name, value in steer.items()},
+        "steer": {name: "" if value is None else value for name, value in event.steer.items()},
     }
     return Send(_in_lane(failed, None if turn is None else turn.stream_id))
