@@ -174,7 +174,7 @@ def _refuse_keys(others: Mapping[Any, Any]) -> None:
 
 
 class TokenIds(tuple[int, ...]):
-    """Token ids that are known to be integers: whoever made them has looked at each, perhaps in a thread."""
+    """Token ids of which each was found to be an integer where they were made, perhaps in a thread."""
 
     __slots__ = ()
 
