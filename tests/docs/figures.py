@@ -139,9 +139,15 @@ def _collections() -> str:
 
 
 def _health_under_attack() -> str:
-    run = _last("attacks", mode="together", settle_s=30.0)
+    last = _last("attacks", mode="together", settle_s=30.0)
+    runs = [
+        line
+        for line in lines_of("attacks")
+        if line.get("mode") == "together" and line["commit"] == last["commit"]
+    ]
+    run = max(runs, key=lambda line: line["health_ms"]["p100"])  # the worst of this commit
     health = run["health_ms"]
-    assert run["exact"]
+    assert all(line["exact"] for line in runs)
     return (
         f"with all of them at the same time for {run['seconds']:.0f} s every stream of the other client was exact, and "
         f"its `/health` took {health['p50']:.0f} ms (median), {health['p99']:.0f} ms (99 %) and "
