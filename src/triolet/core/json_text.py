@@ -83,10 +83,8 @@ def encode(encoder: json.JSONEncoder, value: object) -> str:
     if not is_longer(value, SHORT_CHARS):
         return encoder.encode(value)
     # Not joined at the end: the pieces of a deep value are so many that freeing their list is a long call, too.
-    text = StringIO()
-    for piece in _with_pauses(
-        encoder.iterencode(value), between_windows.get()
-    ):  # pure Python, other than `encode`
+    text, pieces = StringIO(), encoder.iterencode(value)  # pure Python, other than `encode`
+    for piece in _with_pauses(pieces, between_windows.get()):
         text.write(piece)
     return text.getvalue()
 
