@@ -80,7 +80,7 @@ def build_supervision_tree(
         grammars: meeting point of tasks and grammars.
         executors: compute the steps, one for each replica.
         load_tokenizer: reads the tokenizer.
-        run_thread: runs what it does.
+        run_thread: runs the work of the tokenizer in a thread.
         adapters: LoRA adapters; None for a model without them.
         on_progress: called with the progress of loading.
         on_step: called with the time after every step.
