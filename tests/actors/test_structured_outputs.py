@@ -17,6 +17,7 @@ import pytest
 import trio
 
 import triolet
+from tests.garbage import garbage_of, kinds_of
 from tests.model.tiny import make_model
 from tests.scale import one_in
 from tests.source_tree import SRC
@@ -313,6 +314,25 @@ async def test_a_grammar_that_fails_while_it_is_followed_is_the_callers_error(
         assert (await engine.complete([1, 2], params(None, max_tokens=3))).finished
         assert engine.statistics().num_requests_live == 0
         assert engine.statistics().kv_blocks_in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("runner", "form"),
+    [
+        ("thread", StructuredOutputsParams(regex="(a")),
+        ("thread", StructuredOutputsParams(grammar=RECURSIVE)),
+        ("inline", StructuredOutputsParams(grammar=ALTERNATIVES)),
+    ],
+)
+async def test_a_request_that_fails_leaves_nothing_of_itself_to_the_garbage_collector(
+    folder: Path, runner: str, form: StructuredOutputsParams
+) -> None:
+    async def fail() -> None:
+        with pytest.raises(InvalidParams):
+            await engine.complete([1, 2], params(form))
+
+    async with opened(folder, runner=runner, max_grammar_bytes=2**20) as engine:
+        assert kinds_of(await garbage_of(fail), "triolet") == set()
 
 
 async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) -> None:

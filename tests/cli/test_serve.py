@@ -282,7 +282,8 @@ def test_a_server_that_ends_does_not_have_all_its_objects_visited(monkeypatch: p
     interval_s = sys.getswitchinterval()
     monkeypatch.setattr(Server, "run", ended)
     # It holds for the whole process.
-    monkeypatch.setattr(sys.modules[run.__module__], "share_heaps", lambda: None)
+    for function in ("share_heaps", "return_ends_of_heaps"):
+        monkeypatch.setattr(sys.modules[run.__module__], function, lambda: None)
     try:
         run(GatewayConfig(port=0), EngineConfig())
         assert gc.get_freeze_count() > frozen_before + len(new) / 2
@@ -358,3 +359,40 @@ def test_all_threads_share_a_heap_of_the_c_allocator() -> None:
         [sys.executable, "-c", THREADS], env=environ, capture_output=True, text=True, check=True
     )
     assert int(told.stdout) <= 2
+
+
+TEXTS = """
+import ctypes, pathlib, threading
+from triolet.cli.serve import return_ends_of_heaps
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def resident_mib():
+    [line] = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+def read_long_texts():
+    for size in (16 * 2**20, 8 * 2**20):
+        piece = libc.malloc(size)
+        ctypes.memset(piece, 1, size)
+        libc.free(piece)
+
+return_ends_of_heaps()
+before_mib = resident_mib()
+thread = threading.Thread(target=read_long_texts)
+thread.start()
+thread.join()
+libc.malloc_trim(0)
+print(resident_mib() - before_mib)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's heaps")
+def test_what_a_thread_has_freed_at_the_end_of_its_heap_is_returned() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    told = subprocess.run(
+        [sys.executable, "-c", TEXTS], env=environ, capture_output=True, text=True, check=True
+    )
+    assert float(told.stdout) < 4.0

@@ -6,8 +6,8 @@ a copy that is asked once more. If the second copy dies, too, the grammar is at 
 time in which a process waits for a processor is no fault of its grammar, and does not count.
 
 Processes are kept for the next request with the same grammar; when there are too many, the one that was not used for
-longest goes. If all are in use, a new grammar waits. A grammar that only one request has wanted will hardly be wanted
-again: its process goes after some seconds, so that a client with ever new grammars holds no memory for long.
+longest goes. If all are in use, a new grammar waits. A process that is not used any more goes after a time that grows
+with the number of requests that have wanted its grammar: a few hostile ones hold much memory for a few seconds.
 
 Few grammars are compiled at one time. The owners of those that wait take turns, so that a hundred hostile grammars of
 one key delay those of another one by a single compilation, and a request that waits too long gets an error.
@@ -71,7 +71,8 @@ START_S = 60.0  # for an interpreter to start and read a vocabulary, on a busy m
 SPLIT_S = 5.0  # for a process to copy itself, likewise
 CHECK_S = 0.5  # after which a question that has no answer makes the original show that it is alive
 NUM_COMPILERS = 2  # grammars compiled at one time: what they take is taken from the model
-IDLE_S = 15.0  # without use, after which the process of a grammar that was wanted once is ended
+IDLE_S = 10.0  # without use, after which a process is ended, for each request that has wanted its grammar
+MAX_IDLE_S = 600.0  # the same for all requests together
 IDLE_CHECK_S = 5.0
 MAX_STARVED = 10  # times its limit that a process may take altogether if it has to wait for a processor
 MAX_WAIT = 30  # for a compiler, in units of the time that one grammar may take
@@ -276,10 +277,12 @@ class GrammarProcesses:
         raise GrammarsDied
 
     def _end_idle(self) -> None:
-        """End the processes of grammars that a single request has wanted, and that were not used for IDLE_S."""
-        unused_since_s = trio.current_time() - IDLE_S
+        """End the processes that were not used for longer than their grammars are worth."""
+        now_s = trio.current_time()
         for params, process in tuple(self._processes.items()):
-            if params not in self._users and process.num_requests < 2 and process.used_s <= unused_since_s:
+            # One that took the place of a dead process has been wanted by no request yet.
+            kept_s = min(IDLE_S * max(1, process.num_requests), MAX_IDLE_S)
+            if params not in self._users and process.used_s <= now_s - kept_s:
                 self._processes.pop(params).kill()
 
     async def _check_original(self) -> None:
@@ -387,6 +390,7 @@ class GrammarProcesses:
             finally:
                 del self._openings[params]
                 opening.is_over.set()
+                del opening  # the traceback of its failure refers to this frame
         self._processes.move_to_end(params)
         return process
 

@@ -49,7 +49,8 @@ CHECK_INTERVAL_S = 1.0
 TRIM_INTERVAL_S = 2.0
 NUM_TRIMS = 8  # after the last long body: what it asked for may still have been in work
 FREED_BLOCKS = 50_000  # of Python's allocator, that are worth a look: some 5 MB
-M_ARENA_MAX = -8  # of glibc's malloc.h
+# Of glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 logger = logging.getLogger("triolet.serve")
 
@@ -73,6 +74,8 @@ def run(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     prepare_to_serve()
     share_heaps()
+    if config.runner not in ("thread", "inline"):
+        return_ends_of_heaps()
     check_directory(gateway.snapshot)
     check_directory(gateway.journal, "journal")
     if gateway.journal is not None and gateway.snapshot is not None:
@@ -250,9 +253,23 @@ async def return_memory(
 def share_heaps() -> None:
     """Let all threads beside the event loop's share one heap of the C allocator; only glibc has several."""
     # Each would have its own, and keep what it has freed: 250 MiB after two long texts were tokenized.
+    set_allocator("MALLOC_ARENA_MAX", M_ARENA_MAX, 2)
+
+
+def return_ends_of_heaps() -> None:
+    """Have the C allocator return what is free at the end of a heap at once; for a process without the model."""
+    # By itself glibc keeps up to 64 MiB there once a long text was freed, and `malloc_trim` returns that of the main
+    # heap only. Long texts come from the heaps as they would then; a step of a model in this process would wait for
+    # the pages of its largest arrays each time.
+    set_allocator("MALLOC_MMAP_THRESHOLD_", M_MMAP_THRESHOLD, 32 * 2**20)
+    set_allocator("MALLOC_TRIM_THRESHOLD_", M_TRIM_THRESHOLD, 2**20)
+
+
+def set_allocator(variable: str, parameter: int, value: int) -> None:
+    """Set a parameter of glibc's allocator unless the environment does."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(M_ARENA_MAX, 2)
+    if mallopt is not None and variable not in os.environ:
+        mallopt(parameter, value)
 
 
 async def trim_allocator() -> None:

@@ -92,6 +92,11 @@ class Submission:
                 return output.error
         return None
 
+    def forget_error(self) -> None:
+        """Drop the error once the reader has it: its traceback refers to the stream, which refers to the error."""
+        for output in self.outputs:
+            output.error = None
+
     @property
     def has_failed(self) -> bool:
         """True if the reader gets an error in the end."""

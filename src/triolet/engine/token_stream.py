@@ -345,6 +345,7 @@ class TokenStream:
         self._was_left = True
         if self._submission.outputs:
             self._requests.leave(self._submission)
+            self._submission.forget_error()
             self._submission.reader.ring()
 
     def __aiter__(self) -> Self:

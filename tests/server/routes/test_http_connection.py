@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import trio
 
 from tests.actors.harness import STEP_S, assert_all_blocks_back
+from tests.garbage import garbage_of, kinds_of
 from tests.server.routes.harness import HELLO, serving
 from tests.server.routes.memory import connected
 from triolet.server.transport.hypercorn_adapter import KEEP_ALIVE_S
@@ -65,22 +64,6 @@ async def test_it_is_kept_for_a_while_and_not_for_ever(
         assert_all_blocks_back(scene.engine)
 
 
-async def garbage_of(ask: Callable[[], Awaitable[None]]) -> list[object]:
-    """Ask once, and once more; return what the second time leaves to the garbage collector."""
-    await ask()
-    gc.collect()
-    gc.disable()
-    try:
-        await ask()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        return list(gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-
-
 REFUSED = b'{"model":1,"messages":[{"role":2}],"tools":[{}]}'
 
 
@@ -125,7 +108,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector_also_if_its_cl
             assert scene.engine.statistics().num_requests_live == 0
 
     async with serving() as scene:
-        types = [f"{type(one).__module__}.{type(one).__qualname__}" for one in await garbage_of(ask)]
+        garbage = await garbage_of(ask)
     # The streams of the test are Trio's, and in a cycle of their own.
     kinds = ("builtins.frame", "builtins.traceback", "triolet", "starlette", "hypercorn")
-    assert [name for name in types if name.startswith(kinds)] == []
+    assert kinds_of(garbage, *kinds) == set()

@@ -6,6 +6,7 @@ close code. The numbers are Autobahn's.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import attrs
@@ -13,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 from trio_websocket import ConnectionClosed
+from wsproto.frame_protocol import FrameProtocol
 
 from tests.actors.executors.frames import (
     BINARY,
@@ -576,3 +578,24 @@ async def test_what_follows_the_handshake_at_once_is_heard(autojump_clock: trio.
         while more := await ours.receive_some():
             data += more
     assert data.partition(b"\r\n\r\n")[2].endswith(attrs.evolve(close(), mask=None).encode())
+
+
+@pytest.mark.parametrize("sent", [[text("x" * 1000), close()], [text(b"\xff" * 1000)], []])
+async def test_an_ended_connection_is_freed_without_the_garbage_collector(
+    sent: list[Frame], autojump_clock: trio.testing.MockClock
+) -> None:
+    def connections() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, ServerSocket | FrameProtocol)]
+
+    ours, theirs = trio.testing.memory_stream_pair()
+    gc.collect()
+    gc.disable()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_echo, theirs, LIMITS)
+            await ours.send_all(HEAD + b"".join(frame.encode() for frame in sent))
+            await trio.testing.wait_all_tasks_blocked()
+            await ours.aclose()
+        assert connections() == []
+    finally:
+        gc.enable()

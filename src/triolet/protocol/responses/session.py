@@ -523,23 +523,28 @@ class Session:
     def _start_waiting(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
         while (turn := self._lanes.take_next()) is not None:
+            if turn.error is not None:  # never raised: its traceback would refer to the turn that keeps it
+                effects.append(self._refused(turn, turn.error))
+                continue
             try:
                 self._prepare(turn, now)
             except WireError as error:
-                self._lanes.end(turn)
-                effects.append(Send(error.event(turn.stream_id)))
+                effects.append(self._refused(turn, error))
             else:
                 effects.append(Start(turn))
         return effects
 
+    def _refused(self, turn: Turn, error: WireError) -> Send:
+        """End a turn that cannot be started."""
+        self._lanes.end(turn)
+        return Send(error.event(turn.stream_id))
+
     def _prepare(self, turn: Turn, now: int) -> None:
-        """Prepare a turn that may start now.
+        """Prepare a turn that may start now, one without an error.
 
         Raises:
             WireError: the turn cannot be started.
         """
-        if turn.error is not None:
-            raise turn.error
         if turn.resume is not None:
             turn.answer = self._context.find_resumable(turn.resume.response_id, self._owner)
             if turn.answer is None:

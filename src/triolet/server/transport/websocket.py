@@ -226,6 +226,10 @@ class ServerSocket(WebSocketConnection):
                     reservation.clear()
             self._reservations.clear()
             self._reservation = None
+            # wsproto's parser refers to the generator that it reads with, and the generator to it and to the last
+            # frame: 64 KiB of each connection would be kept until a full garbage collection.
+            if self._wsproto.connection is not None:
+                self._wsproto.connection._proto._parse_more.close()
 
     def message_taken(self) -> None:
         """Record that the oldest received message has been parsed: its memory goes back to the budget."""

@@ -30,6 +30,7 @@ from triolet.actors.executors.grammar.compiler_turns import CompilerTurns
 from triolet.actors.executors.grammar.grammar_process import (
     IDLE_CHECK_S,
     IDLE_S,
+    MAX_IDLE_S,
     GrammarLimits,
     GrammarProcess,
     GrammarProcesses,
@@ -628,7 +629,7 @@ def form(name: str) -> StructuredOutputsParams:
     return StructuredOutputsParams(regex=name)
 
 
-async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_two_wanted_is_kept(
+async def test_a_process_is_kept_without_use_for_a_time_that_grows_with_the_requests_that_wanted_its_grammar(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def compiled(self: GrammarProcesses, params: StructuredOutputsParams) -> GrammarProcess:
@@ -636,18 +637,26 @@ async def test_a_grammar_that_one_request_wanted_is_dropped_soon_and_one_that_tw
         return ends.connected()
 
     monkeypatch.setattr(GrammarProcesses, "_compiled", compiled)
-    once, twice, in_use = map(form, ("once", "twice", "in use"))
+    once, thrice, often, in_use, replaced = map(form, ("once", "thrice", "often", "in use", "replaced"))
     with Ends() as ends:
         grammars = ends.grammars(8)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(grammars.watch)
-            for wanted in (once, twice, twice):
+            for wanted in (once, *[thrice] * 3, *[often] * 1000):
                 await grammars.open(wanted)
+            async with grammars._in_use(replaced):
+                pass
             async with grammars._in_use(in_use):
-                await trio.sleep(IDLE_S - 1.0)
-                assert set(grammars._processes) == {once, twice, in_use}
-                await trio.sleep(1.0 + IDLE_CHECK_S)
-                assert set(grammars._processes) == {twice, in_use}
+                began_s = trio.current_time()
+                for kept_s, kept in (
+                    (IDLE_S, {once, thrice, often, in_use, replaced}),
+                    (3 * IDLE_S, {thrice, often, in_use}),
+                    (MAX_IDLE_S, {often, in_use}),
+                ):
+                    await trio.sleep_until(began_s + kept_s - 1.0)
+                    assert set(grammars._processes) == kept
+                    await trio.sleep(1.0 + IDLE_CHECK_S)
+                assert set(grammars._processes) == {in_use}
             await grammars.open(once)  # compiled once more
             assert once in grammars._processes
             nursery.cancel_scope.cancel()
