@@ -10,10 +10,11 @@ must be the one of a quiet server. One JSON line per attack: what the attacker g
 and maximum of the latency of `/health` and of the whole chat in milliseconds, whether every stream was exact, the texts
 that differ, and the server's memory. `load_before` is what other programs put on the machine: the load average of the
 minute before. `loop` is how long task steps held the server's event loop meanwhile: `longest_ms` by the wall clock,
-`longest_work_ms` in processor time, which leaves out what a step waits for the core or for Python's lock, the tasks of
-these steps, and how many were over 10 ms. On a quiet machine none should be. `sleeper_late_ms` is how late a process
-was meanwhile that does nothing but sleep for 2 ms, on the core where it was later: what the machine itself, or the host
-of a virtual one, has delayed everything by. A latency of `/health` below it is not the server's.
+`longest_quiet_ms` without what a step waited for a processor, `longest_work_ms` in processor time, which leaves out the
+wait for Python's lock, too, the tasks of these steps, and how many were over 10 ms. On a quiet machine none should be.
+`sleeper_late_ms` is how late a process was meanwhile that does nothing but sleep for 2 ms, on the core where it was
+later: what the machine itself, or the host of a virtual one, has delayed everything by. A latency of `/health` below it
+is not the server's.
 
 The server keeps no standby process: one that starts amid an attack would be taken for memory that the attack costs.
 

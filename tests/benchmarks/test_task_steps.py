@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Iterator
 
 import pytest
 import trio
 
-from benchmarks.task_steps import TaskSteps
+from benchmarks.task_steps import CpuWait, TaskSteps
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,34 @@ async def test_a_step_that_computes_is_told_by_both_clocks_and_one_that_waits_by
     assert computed["long_work_tasks"] == {"compute": 1}
 
 
+async def test_what_a_step_waits_for_a_processor_counts_by_the_wall_clock_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits_s = itertools.count(step=1000.0)
+    monkeypatch.setattr(CpuWait, "seconds", lambda _: next(waits_s))
+    steps = TaskSteps()
+    with steps.installed():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(block)
+        waited = steps.take()
+    assert waited["over_10_ms"] >= 1
+    assert (waited["over_10_ms_quiet"], waited["longest_quiet_ms"]) == (0, 0.0)
+
+
+async def test_a_step_that_has_its_processor_takes_as_long_on_a_quiet_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuWait, "seconds", lambda _: 5.0)  # and no more
+    steps = TaskSteps()
+    with steps.installed():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(block)
+        waited = steps.take()
+    assert waited["longest_quiet_ms"] == waited["longest_ms"] >= 20.0
+    assert waited["longest_quiet_task"] == "block"
+    assert waited["over_10_ms_quiet"] == waited["over_10_ms"]
+
+
 async def test_what_was_told_once_is_not_told_again() -> None:
     steps = TaskSteps()
     with steps.installed():
@@ -60,6 +89,6 @@ async def test_what_was_told_once_is_not_told_again() -> None:
             nursery.start_soon(compute)
         steps.take()
         again = steps.take()
-    assert (again["over_10_ms"], again["over_10_ms_of_work"]) == (0, 0)
-    assert (again["longest_ms"], again["longest_work_ms"]) == (0.0, 0.0)
-    assert again["longest_task"] == again["longest_work_task"] == ""
+    assert (again["over_10_ms"], again["over_10_ms_quiet"], again["over_10_ms_of_work"]) == (0, 0, 0)
+    assert (again["longest_ms"], again["longest_quiet_ms"], again["longest_work_ms"]) == (0.0, 0.0, 0.0)
+    assert again["longest_task"] == again["longest_quiet_task"] == again["longest_work_task"] == ""
