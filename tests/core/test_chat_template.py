@@ -539,6 +539,10 @@ def test_values_may_be_nested_up_to_the_limit() -> None:
             [{"role": "user", "content": "x", "tool_calls": {}}],
             "messages[0].tool_calls must be a list of mappings",
         ),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [{"type": "function"}, "f"]}],
+            "messages[0].tool_calls must be a list of mappings; got list",
+        ),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0] must be a mapping; got str"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
@@ -560,7 +564,7 @@ def test_a_wrong_message_is_named_with_field_rule_and_what_came(messages: Any, c
     assert caught.value.field is not None and caught.value.field.startswith("messages")
 
 
-@pytest.mark.parametrize("tools", ["weather", [1], {"a": 1}, [{"f": print}]])
+@pytest.mark.parametrize("tools", ["weather", [1], [{"f": 1}, 1], {"a": 1}, [{"f": print}]])
 def test_wrong_tools_are_refused(tools: Any) -> None:
     with pytest.raises(InvalidPrompt, match="tools"):
         ChatTemplate("{{ tools }}").render([USER], tools=tools)
@@ -1000,8 +1004,12 @@ def test_any_source_gives_text_or_the_one_error(parts: list[str], cut: int) -> N
             "{% macro f(m) %}{{ m.content | upper }}{% endmacro %}{% set ns = namespace(f=f) %}"
             "{% for m in messages %}{{ ns.f(m) }}{% endfor %}"
         ),
+        (
+            "{% macro f(m) %}{{ m.content | upper }}{% endmacro %}{% set held = [f] %}{% set f = none %}"
+            "{% for m in messages %}{{ held[0](m) }}{% endfor %}"
+        ),
     ],
-    ids=["no macro", "macro", "recursive macro", "call block", "macro in a namespace"],
+    ids=["no macro", "macro", "recursive macro", "call block", "macro in a namespace", "macro in a list"],
 )
 def test_a_rendering_leaves_nothing_for_the_garbage_collector(source: str) -> None:
     template = ChatTemplate(source)

@@ -365,3 +365,13 @@ def test_requests_that_are_held_end_with_the_first_one_or_as_aborted() -> None:
     assert [journal.is_held(entry) for entry in (first, held)] == [False, True]
     journal.close(first)
     assert held.finish_reason is FinishReason.ABORT
+
+
+def test_an_answer_has_the_version_of_the_weights_that_computed_its_newest_token() -> None:
+    journal, (exchanged, idle) = journal_with(3, 3)
+    versions = []
+    for version in (3, 4):
+        journal.weight_version = version
+        journal.commit(exchanged, next_token(exchanged, 7), 1.0)
+        versions.append((exchanged.weight_version, idle.weight_version))
+    assert versions == [(3, 0), (4, 0)]

@@ -143,3 +143,26 @@ def test_work_on_a_long_value_gives_way_after_each_short_piece(work: Callable[[]
 
 def test_work_on_a_short_value_gives_way_but_a_few_times() -> None:
     assert pauses(lambda: json_text.encode(PLAIN, {"a": [1, 2, 3]})) <= 3
+
+
+def test_a_thread_gives_way_before_a_long_value_and_after_each_piece_of_it() -> None:
+    size = json_text.PIECE_ITEMS
+    places: list[int] = []
+    num_seen = 0
+
+    def look() -> None:
+        nonlocal num_seen
+        json_text.between_windows.set(lambda: places.append(num_seen))
+        for item in json_text.giving_way(range(3 * size + 1)):
+            assert item == num_seen
+            num_seen += 1
+
+    contextvars.copy_context().run(look)
+    assert places == [0, size, 2 * size, 3 * size]
+    assert num_seen == 3 * size + 1
+
+
+def test_the_copies_that_a_chat_template_saw_are_freed_in_short_pieces() -> None:
+    tools: list[dict[str, list[list[int]]]] = [{"lists": [[] for _ in range(10_000)]}]
+    # Each list is looked at once where it is copied, and once more where the copy is freed.
+    assert pauses(lambda: ChatTemplate("Hello!").render([HELLO], tools=tools)) >= 2 * 10_000

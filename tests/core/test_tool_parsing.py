@@ -676,3 +676,13 @@ def test_what_is_no_object_with_one_name_and_one_value_of_arguments_is_broken(te
 )
 def test_json_that_is_not_valid_is_none(text: str, value: object, string: str | None) -> None:
     assert (parsed(text), as_string(text)) == (value, string)
+
+
+@pytest.mark.parametrize("rest", ['"id": "x"', '"id": 5, "x": "{}"'])
+def test_what_follows_arguments_written_as_a_string_is_no_part_of_them(rest: str) -> None:
+    text = '{"name": "f", "arguments": "{\\"a\\": 1}", ' + rest + "}"
+    scanner, place, arguments = CallScanner(), 0, ""
+    while place < len(text):
+        place += scanner.take(text[place:])
+        arguments += scanner.take_arguments()
+    assert (scanner.name, arguments, scanner.is_over) == ("f", '{"a": 1}', True)

@@ -547,3 +547,20 @@ def test_tokens_with_pieces_are_not_decoded() -> None:
     before = decode.num_decoded
     assert [detokenizer.add(token_id) for token_id in (0, 2, 1)] == [" the", "", " fox"]
     assert decode.num_decoded == before
+
+
+WORD, MARK = 0, 1
+
+
+def decode_marks(token_ids: Sequence[int]) -> str:
+    """Set marks off from the words before them by a space, as slow tokenizers do with added tokens."""
+    return "".join(("word", "<m>")[token_id] for token_id in token_ids).replace("d<", "d <")
+
+
+def test_a_token_without_a_piece_has_the_text_that_it_has_behind_the_pieces_before_it() -> None:
+    for answer in product((WORD, MARK), repeat=4):
+        detokenizer = IncrementalDetokenizer(
+            decode_marks, (MARK,), piece=lambda token_id: "word" if token_id == WORD else None
+        )
+        shown = "".join([*map(detokenizer.add, answer), detokenizer.flush()])
+        assert shown == added_text(decode_marks, answer, (MARK,)), answer

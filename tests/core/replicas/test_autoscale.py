@@ -10,7 +10,8 @@ ROWS = 8
 
 
 def policy(least: int = 1, most: int = 4) -> AutoscalePolicy:
-    return AutoscalePolicy(least, most, ROWS, grow_s=2.0, shrink_s=60.0)
+    """A policy with the documented times: two seconds and a minute."""
+    return AutoscalePolicy(least, most, ROWS)
 
 
 def short(num_living: int) -> ReplicaLoad:

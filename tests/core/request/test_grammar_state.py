@@ -213,6 +213,13 @@ def test_a_bound_answer_begins_with_its_form_or_with_reasoning() -> None:
     assert with_token(b"\x01", 9) == b"\x01\x02"
 
 
+@pytest.mark.parametrize("num_bytes", range(10))
+def test_a_mask_that_ends_before_a_token_is_lengthened_to_the_byte_of_the_token(num_bytes: int) -> None:
+    token_id = 8 * num_bytes + 3
+    assert with_token(b"", token_id) == bytes(num_bytes) + b"\x08"
+    assert with_token(b"\x01" * (num_bytes + 1), token_id) == b"\x01" * num_bytes + b"\x09"
+
+
 def test_an_answer_without_a_form_may_begin_to_think_when_it_likes() -> None:
     thinking = Thinking(rules(budget=1), is_bound=False)
     answer = [1, 8, 9, 2]

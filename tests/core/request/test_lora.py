@@ -258,3 +258,20 @@ def test_an_adapter_that_is_not_loaded_can_not_be_pinned() -> None:
     assert str(caught.value) == "Pinning failed. LoRA 2 is not registered."
     assert (caught.value.field, caught.value.got) == ("lora_int_id", 2)
     assert not table.is_pinned(loaded("b", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "digest", "others"),
+    [
+        ("a", 1, "digest of a", False),
+        ("a", 1, "of other contents", True),
+        ("a", 9, "digest of a", True),
+        ("c", 2, "digest of c", True),
+        ("b", 1, "digest of b", True),
+        ("c", 9, "digest of a", False),
+    ],
+)
+def test_a_name_or_number_is_taken_by_another_adapter_or_by_other_contents(
+    name: str, number: int, digest: str, others: bool
+) -> None:
+    assert table_of("a", "b").has_others(wish(name, number), digest) is others

@@ -48,6 +48,12 @@ def test_the_defaults_of_a_model_are_those_of_its_requests() -> None:
     )
 
 
+def test_of_the_defaults_of_a_model_only_what_ends_an_answer_is_left_where_those_of_vllm_are_chosen() -> None:
+    defaults = GenerationDefaults(eos_token_ids=(2, 3), temperature=0.5, max_new_tokens=33)
+    assert defaults.chosen_by("auto") == defaults
+    assert defaults.chosen_by("vllm") == GenerationDefaults(eos_token_ids=(2, 3))
+
+
 def test_a_default_of_zero_is_a_default() -> None:
     assert GenerationDefaults(temperature=0.0).sampling_params().temperature == 0.0
 

@@ -19,7 +19,7 @@ from triolet.core.request.param_validation import (
     strict_plain_fields,
     table_of,
 )
-from triolet.errors import InvalidParams
+from triolet.errors import InvalidParams, InvalidRequest
 
 CHAT, COMPLETIONS, RESPONSES = ApiFamily.CHAT, ApiFamily.COMPLETIONS, ApiFamily.RESPONSES
 
@@ -283,3 +283,29 @@ def test_the_absence_of_a_value_is_a_value_of_lists_and_optional_parameters(
 ) -> None:
     row = SamplingParameter("x", annotation, default, entry())
     assert (row.may_be_none, row.value_type) == (may_be_none, value_type)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "rule", "got"),
+    [
+        (True, int, "an integer", "bool"),
+        (1.0, int, "an integer", "float"),
+        (None, str, "a string", "NoneType"),
+        (b"a", str, "a string", "bytes"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name_and_a_flag_is_no_integer(
+    value: object, kind: type, rule: str, got: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        checks.check_type("argument", value, kind, rule)
+    assert str(caught.value) == f"argument must be {rule}, got {got}"
+    assert (caught.value.field, caught.value.got) == ("argument", value)
+
+
+def test_an_argument_of_its_type_or_of_a_subclass_is_taken() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    checks.check_type("argument", 0, int, "an integer")
+    checks.check_type("argument", Text(), str, "a string")

@@ -224,6 +224,15 @@ def test_what_another_replica_computed_lengthens_a_step_by_two_fifths_of_what_al
         assert taken(limited, 100) == 100, "that is no bound for other prompts"
 
 
+def test_time_for_a_single_token_goes_to_nothing_that_another_replica_computed() -> None:
+    limited = TokenBudget(make_config(max_prefill_delay_s=100.0), taught(row_s=0.2575))
+    limited.begin_step(has_decodes=True)
+    # 11.1 seconds are 88 tokens. One token alone counts as a decode, so that any number of rows could have one.
+    assert [moved(limited, number, num_decodes=100) for number in (50, 37, 50, 50)] == [50, 37, 0, 0]
+    limited.begin_step(has_decodes=True)
+    assert [moved(limited, number, num_decodes=100) for number in (50, 36, 50)] == [50, 36, 2]
+
+
 def test_what_another_replica_computed_has_no_more_of_a_step_than_other_prompts() -> None:
     limited = pace(max_prefill_delay_s=2.5)
     limited.begin_step(has_decodes=True)
@@ -389,6 +398,16 @@ def test_a_model_that_takes_whole_prompts_keeps_no_block_of_one() -> None:
             not is_whole,
             not is_whole,
         )
+
+
+@pytest.mark.parametrize(
+    ("kv_store", "kv_pool_bytes", "is_stored"),
+    [(None, 0, False), ("/store", 0, True), (None, 1, True), ("/store", 1, True)],
+)
+def test_blocks_are_stored_where_there_is_a_store_or_a_pool(
+    kv_store: str | None, kv_pool_bytes: int, is_stored: bool
+) -> None:
+    assert limits_of(kv_store=kv_store, kv_pool_bytes=kv_pool_bytes).stores_blocks is is_stored
 
 
 @pytest.mark.parametrize(

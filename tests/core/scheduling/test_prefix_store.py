@@ -55,6 +55,22 @@ def test_a_later_life_loads_what_an_earlier_one_computed() -> None:
         assert 18 <= hits <= 20 if life else hits == 0
 
 
+def test_the_store_is_asked_for_the_tokens_of_all_full_blocks_of_a_prompt_without_its_last_token() -> None:
+    for length, num_tokens in ((22, 20), (9, 8), (8, 4), (3, 0)):
+        walk = storing_walk({})
+        walk.add(PROMPT[:length], 1)
+        walk.run()
+        assert walk.scheduler.counters.external_prefix_cache_queries == num_tokens
+
+
+def test_a_plan_that_only_saves_blocks_is_one_step() -> None:
+    walk = storing_walk({})
+    walk.add(PROMPT, 1)
+    last = plans_of(walk)[-1]
+    assert last.saves
+    assert (last.rows, last.num_steps) == ((), 1)
+
+
 def test_a_part_of_a_prompt_ends_where_the_next_one_can_be_loaded() -> None:
     walk = storing_walk({}, max_num_batched_tokens=9)
     walk.add(PROMPT, 1)
