@@ -18,6 +18,7 @@ from triolet.core.load_progress import OnProgress
 from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepRunner
 from triolet.errors import ConfigError
+from triolet.model.loading.imports import no_full_collections
 
 REMOTE: Final = ("remote", "ray")  # kinds whose model is on other machines
 
@@ -30,7 +31,8 @@ def _in_process(kind: type[InlineExecutor | ThreadExecutor], config: EngineConfi
 
     def load_from(on_progress: OnProgress, folder: str | None) -> tuple[StepRunner, ModelInfo]:
         # torch takes a second to import: a program that only names an engine does not wait for it.
-        from triolet.model.loading.runner import load_runner
+        with no_full_collections():
+            from triolet.model.loading.runner import load_runner
 
         nonlocal next_config
         # Unless this load succeeds, the next one measures memory anew.

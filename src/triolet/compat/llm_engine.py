@@ -58,6 +58,7 @@ from triolet.core.scheduling.admission import Admission
 from triolet.core.scheduling.scheduler import SchedulerConfig
 from triolet.core.step_plan import steps_of
 from triolet.errors import Overloaded, RequestIdInUse, UnsupportedFeature
+from triolet.model.loading.imports import no_full_collections
 from triolet.observability.engine_index import ENGINE_INDICES
 from triolet.observability.prometheus import Metrics
 from triolet.observability.stat_loggers import StatLogger, StatLoggers
@@ -76,8 +77,9 @@ def load(config: EngineConfig) -> Loaded:
         ModelError: the model cannot be loaded.
     """
     # Late, because torch takes a second to import.
-    from triolet.model.loading.runner import load_runner
-    from triolet.model.tokenizer.tokenizer import check_template, load_configured_tokenizer
+    with no_full_collections():
+        from triolet.model.loading.runner import load_runner
+        from triolet.model.tokenizer.tokenizer import check_template, load_configured_tokenizer
     from triolet.nano import PATH
 
     config = attrs.evolve(config, model=config.model or str(PATH))

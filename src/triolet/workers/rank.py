@@ -28,6 +28,7 @@ from triolet.core.request.model_info import ModelInfo
 from triolet.core.step_plan import StepPlan, StepResult, StepRunner
 from triolet.core.worker_call import CallableRunner, WorkerCall
 from triolet.ipc.messages import Reply, Request
+from triolet.model.loading.imports import no_full_collections
 from triolet.workers import fork_server
 from triolet.workers.runner import FdTransport, Transport, import_model_code, imports_reported, serve
 
@@ -65,9 +66,10 @@ class Rank:
     def load(self, config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunner, ModelInfo]:
         """Join the group, and load this rank's part of the model."""
         with imports_reported(on_progress):
-            from triolet.model.loading.runner import choose_device, load_runner
-            from triolet.model.parallel.cuts import Part
-            from triolet.model.parallel.group import Group
+            with no_full_collections():
+                from triolet.model.loading.runner import choose_device, load_runner
+                from triolet.model.parallel.cuts import Part
+                from triolet.model.parallel.group import Group
 
             device = choose_device(config.device)
             if device.type == "cuda":

@@ -64,6 +64,7 @@ from triolet.ipc.messages import (
     Request,
 )
 from triolet.ipc.values import pack_value, unpack_value
+from triolet.model.loading.imports import no_full_collections
 from triolet.workers.parent_death import die_with_parent
 from triolet.workers.step_pipeline import StepPipeline
 
@@ -377,7 +378,7 @@ def imports_reported(on_progress: OnProgress) -> Iterator[None]:
 
 def import_model_code(on_progress: OnProgress) -> None:
     """Import torch, and the modules of the model."""
-    with imports_reported(on_progress):
+    with imports_reported(on_progress), no_full_collections():
         importlib.import_module("triolet.model.loading.runner")
 
 
@@ -386,7 +387,8 @@ def load_model(config: EngineConfig, on_progress: OnProgress) -> tuple[StepRunne
     if config.model is None:  # of an engine on another machine
         config = attrs.evolve(config, model=str(nano.PATH))
     with imports_reported(on_progress):
-        from triolet.model.loading.runner import load_runner
+        with no_full_collections():
+            from triolet.model.loading.runner import load_runner
 
         return load_runner(config, on_progress)
 
