@@ -135,6 +135,8 @@ async def _load(core: EngineCore, executor: Executor, on_progress: OnProgress) -
         # What the caller's function raises ends the opening of the engine, and nothing later.
         on_progress = _ignore
     executor.use_weights(core.begin_load())
+    if core.sleep.phase is RunnerPhase.UNLOADED:
+        core.sleep.enter(RunnerPhase.LOADING)
     try:
         return await executor.start(on_progress)
     except ResourceShortage:

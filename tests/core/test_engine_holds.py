@@ -34,7 +34,7 @@ INFO = ModelInfo(
     dtype="float32",
     device="cpu",
 )
-AWAY = [RunnerPhase.LEAVING, RunnerPhase.UNLOADED, RunnerPhase.LOADED]
+AWAY = [RunnerPhase.LEAVING, RunnerPhase.UNLOADED, RunnerPhase.LOADING, RunnerPhase.LOADED]
 
 
 class Engine:

@@ -22,7 +22,7 @@ from triolet.core.sleep import (
 from triolet.errors import InvalidRequest
 
 FIRST_SERIAL = 1
-AWAY = [RunnerPhase.LEAVING, RunnerPhase.UNLOADED, RunnerPhase.LOADED]
+AWAY = [RunnerPhase.LEAVING, RunnerPhase.UNLOADED, RunnerPhase.LOADING, RunnerPhase.LOADED]
 ALL_TAGS = frozenset((WEIGHTS, KV_CACHE, SCHEDULING))
 
 

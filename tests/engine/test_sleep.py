@@ -208,6 +208,33 @@ async def test_a_sleep_that_follows_a_crash_gives_up_the_model(autojump_clock: M
         assert (await engine.complete([1, 2], SHORT)).outputs[0].token_ids == answer_of([1, 2], 1, 3)
 
 
+@pytest.mark.parametrize("since_s", [LOAD_S / 2, LOAD_S + STEP_S / 2])
+async def test_a_sleep_amid_the_load_of_a_waking_engine_returns_when_that_model_is_given_up(
+    since_s: float, autojump_clock: MockClock
+) -> None:
+    executor = Sleeper()
+
+    def crash(plan: object) -> None:
+        executor.before_step = lambda plan: None
+        raise RunnerDied("killed", -9)
+
+    async with fake_engine(executor) as engine:
+        executor.before_step = crash
+        async with engine.generate([1], SHORT):
+            await trio.sleep(1.5 * STEP_S)
+            await engine.sleep(1, "abort")
+        async with trio.open_nursery() as nursery:
+            # A runner whose last life died computes one step as a proof, with the model that it has loaded.
+            nursery.start_soon(engine.wake_up)
+            await trio.sleep(since_s)
+            num_lives, num_unloads = executor.num_lives, executor.num_unloads
+            await engine.sleep(1, "keep")
+            assert asleep(engine)
+            assert executor.num_lives - num_lives == (since_s < LOAD_S)
+            assert executor.num_unloads == num_unloads + 1
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_drain_wakes_the_engine_for_what_is_live(autojump_clock: MockClock) -> None:
     outputs = dict[int, RequestOutput]()
     async with fake_engine(Sleeper()) as engine, trio.open_nursery() as nursery:

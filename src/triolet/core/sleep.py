@@ -1,10 +1,11 @@
 """Pause and sleep: whether the requests of an engine are computed, and whether the runner holds the model.
 
-    SERVING --> LEAVING --> UNLOADED --> LOADED --> SERVING
+    SERVING --> LEAVING --> UNLOADED --> LOADING --> LOADED --> SERVING
       the scheduler tells the runner
                   the runner has given up the model
-                               it has loaded one
-                                           the scheduler starts over
+                               it begins to load one
+                                            it has loaded it
+                                                       the scheduler starts over
 
 A *hold* keeps requests from being computed: sleep is one, a pause another, an exchange of weights a third. Each has a
 limit, the serial of the last request that is still computed, so that a hold may let the live requests finish while
@@ -50,6 +51,7 @@ class RunnerPhase(enum.Enum):
     SERVING = enum.auto()  # the scheduler's block tables describe its KV cache
     LEAVING = enum.auto()  # the runner has been told to give it up
     UNLOADED = enum.auto()  # the runner holds none
+    LOADING = enum.auto()  # it will hold one, or does, and is to be told before it gives it up
     LOADED = enum.auto()  # loaded again: no scheduler knows its KV cache yet
 
 
