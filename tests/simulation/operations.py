@@ -88,7 +88,7 @@ class Weights:
         num_exits: ends of a life of the runner by an error.
         has_crashed: the runner has ended by an error, and holds no model again yet.
         not_for: requests that were to finish before, by the number of the weights.
-        is_pending: an exchange was asked for while the engine slept.
+        is_pending: an exchange was asked for while the engine slept, or goes on after its call was cancelled.
     """
 
     loaded: int | None = None

@@ -146,6 +146,8 @@ class Operator:
         if scope.cancelled_caught:
             if operation.number not in weights.begun:
                 weights.withdrawn.add(operation.number)
+            elif weights.loaded is None:
+                weights.is_pending = True  # the load goes on
             return
         self.world.note(f"{self.name} has brought version {version}")
         weights.is_pending |= engine.is_sleeping
