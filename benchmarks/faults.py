@@ -229,7 +229,7 @@ class Crowd:
 
     Args:
         right: token ids of each, undisturbed.
-        heard_s: times of all outputs.
+        heard_s: gets the times of all outputs; None to keep none, where a list that grows could lack memory.
         failures: kinds of the errors that requests ended with.
         num_wrong: answers that were not right.
     """
@@ -237,7 +237,7 @@ class Crowd:
     engine: Engine
     num_streams: int
     right: list[list[int]] = attrs.field(factory=list)
-    heard_s: list[float] = attrs.field(factory=list)
+    heard_s: list[float] | None = None
     failures: Counter[str] = attrs.field(factory=Counter)
     num_wrong: int = 0
 
@@ -264,7 +264,7 @@ class Crowd:
             async with self.engine.generate([index + 1] * 5, params) as stream:
                 async for output in stream:
                     answer += output.outputs[0].token_ids
-                    self.heard_s.append(trio.current_time())
+                    self._hear()
         except (TrioletError, MemoryError) as error:
             self.failures[f"stream: {type(error).__name__}"] += 1
 
@@ -282,7 +282,11 @@ class Crowd:
             self.failures[type(error).__name__] += 1
         else:
             self.num_wrong += word is not None and output.text != word
-        self.heard_s.append(trio.current_time())
+        self._hear()
+
+    def _hear(self) -> None:
+        if self.heard_s is not None:
+            self.heard_s.append(trio.current_time())
 
     async def update(self) -> None:
         """Ask for weights that are those in use, and count the error."""
@@ -308,13 +312,13 @@ async def hang(name: str, config: EngineConfig, right: list[list[int]], heal_s: 
                 await crowd.ask([7, 7, 7])
             await crowd.read_all()
             await executor.standby_ready()
-            crowd.heard_s.clear()
+            heard_s = crowd.heard_s = []
             await _plant_hang(name, engine, crowd, plant)
             began_s = plant.began_s
             served = Crowd(engine, len(right), right)
             await served.read_all()
             num_restarts = engine.statistics().num_restarts
-    times = [began_s, *(at_s for at_s in crowd.heard_s if at_s > began_s)] if began_s is not None else [0.0]
+    times = [began_s, *(at_s for at_s in heard_s if at_s > began_s)] if began_s is not None else [0.0]
     gaps = [(after - before, after) for before, after in itertools.pairwise(times)]
     healed_s = max(gaps, default=(0.0, float("inf")))[1] - times[0]
     is_served = not served.num_wrong and not served.failures
