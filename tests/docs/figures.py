@@ -92,7 +92,7 @@ def _soak_of_the_server() -> str:
         f"model's process {runner['start_mb']:.0f} to {runner['end_mb']:.0f} MB (weights {runner['weights_mb']:.0f}, "
         f"KV cache {runner['kv_mb']}), of each grammar {_range([line['end_mb'] for line in grammars], 0)} MB; slopes "
         f"{server['slope_mb_per_minute']:.2f}, {runner['slope_mb_per_minute']:.2f} and at most "
-        f"{max(line['slope_mb_per_minute'] for line in grammars):.2f} MB a minute"
+        f"{round(max(line['slope_mb_per_minute'] for line in grammars), 2) + 0.0:.2f} MB a minute"  # and no -0.00
     )
 
 
@@ -160,6 +160,17 @@ def _health_beside_one_attack() -> str:
     alone = latest((line for line in lines if line["cpu"] == lines[-1]["cpu"]), "attack")
     worst = max(line["health_ms"]["p100"] for line in alone)
     return f"beside one attack alone {worst:.0f} ms at most."
+
+
+def _long_values() -> str:
+    last = _last("long_requests")
+    runs = [line for line in lines_of("long_requests") if line["commit"] == last["commit"]]
+    assert sum(line["longest_quiet_ms"]["ever_over_10"] for line in runs) == 0
+    longest_ms = max(line["longest_quiet_ms"]["longest"] for line in runs)
+    return (
+        f"In {sum(line['cases'] for line in runs)} cases the longest step of the event loop took {longest_ms:.1f} ms, "
+        "without its wait for a processor."
+    )
 
 
 def _fairness() -> str:
@@ -235,7 +246,7 @@ SENTENCES: dict[str, tuple[Callable[[], str], ...]] = {
         _router,
     ),
     "docs/scheduling.md": (_fairness,),
-    "docs/server.md": (_health_under_attack, _health_beside_one_attack),
+    "docs/server.md": (_health_under_attack, _health_beside_one_attack, _long_values),
     "docs/tensor-parallel.md": (_answers_after_kills_of_ranks,),
 }
 """Functions that return what a page says, by the page."""
@@ -307,6 +318,9 @@ LIMITS: dict[str, tuple[str, ...]] = {
         "4 MiB",
     ),
     "docs/speculation.md": ("7 MB",),
-    "docs/structured-outputs.md": ("15 s",),
+    "docs/structured-outputs.md": (
+        "10 s",
+        "10 minutes",
+    ),
 }
 """Figures that are set, wanted or computed, by the page."""
