@@ -39,7 +39,7 @@ _full_collections = _FullCollections()
 
 @contextmanager
 def no_full_collections() -> Iterator[None]:
-    """Scope, in any thread, in which no full garbage collection begins by itself.
+    """Let no full garbage collection begin by itself in this scope, in any thread.
 
     While torch is imported, Python would start four of them, each of which visits some hundred thousand objects that
     are there to stay: a seventh of the time. Young objects are collected as ever.

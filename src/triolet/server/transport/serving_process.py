@@ -12,8 +12,8 @@ from typing import Final
 # with a hundred handovers takes twice as long as its work.
 SWITCH_INTERVAL_S: Final = 0.00002
 
-# Linux doubles the table of descriptors when it is full, and then each thread waits for all others to notice: the event
-# loop stood still for 10 to 17 ms at the 257th, the 513th, the 1025th connection.
+# Linux doubles the table of descriptors when it is full, and then waits until no other thread reads the old one: the
+# event loop stood still for 10 to 17 ms at the 257th, the 513th, the 1025th connection.
 NUM_DESCRIPTORS: Final = 2**15
 
 
