@@ -14,6 +14,7 @@ from triolet import SamplingParams
 from triolet.core.load_progress import OnProgress
 from triolet.core.output.outputs import RequestOutput
 from triolet.core.request.model_info import ModelInfo
+from triolet.core.step_plan import StepPlan, StepResult
 from triolet.engine import weights
 from triolet.engine.engine import Engine
 from triolet.errors import EngineClosed, InvalidRequest, ResourceShortage, RunnerDied
@@ -32,7 +33,8 @@ class Sleeper(FakeExecutor):
 
     def __init__(self) -> None:
         super().__init__(64, 4)
-        self.faults: list[Exception] = []
+        self.faults: list[Exception] = []  # of loads
+        self.step_faults: list[Exception] = []  # at the end of steps
 
     async def start(self, on_progress: OnProgress) -> ModelInfo:
         if self.num_lives:
@@ -40,6 +42,12 @@ class Sleeper(FakeExecutor):
         if self.faults:
             raise self.faults.pop(0)
         return await super().start(on_progress)
+
+    async def compute(self, plan: StepPlan) -> StepResult:
+        result = await super().compute(plan)
+        if self.step_faults:
+            raise self.step_faults.pop(0)
+        return result
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
@@ -213,16 +221,11 @@ async def test_a_sleep_amid_the_load_of_a_waking_engine_returns_when_that_model_
     since_s: float, autojump_clock: MockClock
 ) -> None:
     executor = Sleeper()
-
-    def crash(plan: object) -> None:
-        executor.before_step = lambda plan: None
-        raise RunnerDied("killed", -9)
-
     async with fake_engine(executor) as engine:
-        executor.before_step = crash
+        executor.step_faults = [RunnerDied("killed", -9)]
         async with engine.generate([1], SHORT):
-            await trio.sleep(1.5 * STEP_S)
-            await engine.sleep(1, "abort")
+            await trio.sleep(0.5 * STEP_S)
+            await engine.sleep(1, "keep")  # the step in flight ends with the life of the runner
         async with trio.open_nursery() as nursery:
             # A runner whose last life died computes one step as a proof, with the model that it has loaded.
             nursery.start_soon(engine.wake_up)
