@@ -318,9 +318,6 @@ LIMITS: dict[str, tuple[str, ...]] = {
         "4 MiB",
     ),
     "docs/speculation.md": ("7 MB",),
-    "docs/structured-outputs.md": (
-        "10 s",
-        "10 minutes",
-    ),
+    "docs/structured-outputs.md": ("10 s", "10 minutes"),
 }
 """Figures that are set, wanted or computed, by the page."""

@@ -277,7 +277,7 @@ class GrammarProcesses:
         raise GrammarsDied
 
     def _end_idle(self) -> None:
-        """End the processes that were not used for longer than their grammars are worth."""
+        """End the processes whose time without use is over."""
         now_s = trio.current_time()
         for params, process in tuple(self._processes.items()):
             # One that took the place of a dead process has been wanted by no request yet.

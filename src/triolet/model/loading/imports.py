@@ -42,7 +42,7 @@ def no_full_collections() -> Iterator[None]:
     """Let no full garbage collection begin by itself in this scope, in any thread.
 
     While torch is imported, Python would start four of them, each of which visits some hundred thousand objects that
-    are there to stay: a seventh of the time. Young objects are collected as ever.
+    are there to stay: an eighth of the time. Young objects are collected as ever.
     """
     _full_collections.suspend()
     try:
