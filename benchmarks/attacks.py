@@ -1,7 +1,7 @@
 """What one hostile client costs another one: named attacks on a real server, watched from a process of their own.
 
     python benchmarks/attacks.py [--seconds 5] [--only NAME ...] [--list] [--output FILE]
-    python benchmarks/attacks.py --together 60 [--settle 30] [--apart] [--only NAME ...] [--output FILE]
+    python benchmarks/attacks.py --together 60 [--settle 30] [--apart] [--first] [--only NAME ...] [--output FILE]
     python benchmarks/attacks.py --stalled [--rounds 3] [--output FILE]
 
 For each attack a fresh `triolet serve` with triolet-nano is started on loopback. One process attacks with one API key.
@@ -31,7 +31,9 @@ do not read and 20 requests are half sent.
 Attackers run with the lowest priority (nice 19) and connect from another address of loopback: they stand for clients
 on other machines, which take no processor time from the server. On a quiet machine no latency should be above 100 ms.
 A busy machine shows its own delays as well: the attack `nothing` is the baseline. With `--apart` the attackers have one
-core for themselves, and the server and the other client have the others, as if they were on two machines.
+core for themselves, and the server and the other client have the others, as if they were on two machines. With
+`--first` the attackers and the server's own processes, its model among them, have a processor only while the server
+wants none (SCHED_IDLE of sched(7)): `longest_ms` is then the wall clock of a machine that is quiet but for the server.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ HEALTH_EVERY_S = 0.01
 SLEEP_S = 0.002  # of the process that does nothing else
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
+FIRST = "SERVER_FIRST"  # variable that is set if the server comes before all other processes
 KV_CACHE_BYTES = 64 * 2**20
 STORES_BYTES = 4 * 2**20
 NUM_PROMPT_TOKENS = 1000  # of the prompts that fill the KV cache
@@ -441,6 +444,8 @@ def stand_elsewhere(niceness: int) -> None:
     """Take no processor time that the server wants, as clients on other machines take none."""
     os.setsid()  # where Linux divides processors among sessions first, niceness counts within a session only
     lower_priority(niceness)
+    if FIRST in os.environ:
+        take_last_place()
 
 
 def attack(port: int, names: Sequence[str], seconds: float) -> dict[str, dict[str, int]]:
@@ -603,9 +608,27 @@ def serving(*flags: str, kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[Servi
     ) as process:
         assert process.stdout is not None
         try:
-            yield Serving(process, int(process.stdout.readline().strip().rpartition(":")[2]))
+            server = Serving(process, int(process.stdout.readline().strip().rpartition(":")[2]))
+            if FIRST in os.environ:
+                threading.Thread(target=keep_first, args=(server,), daemon=True).start()
+            yield server
         finally:
             process.kill()
+
+
+def keep_first(server: Serving) -> None:
+    """Let the server's own processes, old and new, have a processor only while no other program wants it."""
+    while server.process.poll() is None:
+        for process_id in process_tree(server.process_id)[1:]:
+            with suppress(OSError):  # it has ended, or one of its threads has
+                for task in Path(f"/proc/{process_id}/task").iterdir():
+                    take_last_place(int(task.name))
+        time.sleep(0.1)
+
+
+def take_last_place(task_id: int = 0) -> None:
+    """Let a thread, and what it starts, have a processor only while no other program wants it."""
+    os.sched_setscheduler(task_id, os.SCHED_IDLE, os.sched_param(0))
 
 
 def serve(arguments: list[str]) -> None:
@@ -701,6 +724,7 @@ def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
         grown = round(memory_mib(server.process_id)["all"] - memory, 1)
     return {
         "attack": name,
+        "server_first": FIRST in os.environ,
         **result,
         "loop": loop,
         "attacker": attacker_seen[name],
@@ -745,6 +769,7 @@ def measure_together(names: Sequence[str], seconds: float, settle_s: float, nice
         "seconds": seconds,
         "attackers_nice": nice,
         "attackers_apart": THEIR_CORE in os.environ,
+        "server_first": FIRST in os.environ,
         "settle_s": settle_s,
         "num_attacks": len(names),
         **result,
@@ -917,6 +942,11 @@ def main() -> None:
         action="store_true",
         help="give the attackers a core of their own, and the server the others",
     )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="let all other processes have a processor only while the server wants none",
+    )
     parser.add_argument("--output", type=Path, help="file for the JSON lines")
     parser.add_argument("--attack", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--sleeper", action="store_true", help=argparse.SUPPRESS)
@@ -925,6 +955,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.apart:
         leave_a_core()
+    if options.first:
+        os.environ[FIRST] = "1"
     if options.attack:
         port, seconds, *names = options.attack
         stand_elsewhere(options.nice)

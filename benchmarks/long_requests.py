@@ -1,24 +1,27 @@
 """How long a request with one very long value holds the event loop of a server, wherever in the request it is.
 
-    python benchmarks/long_requests.py [--every N] [--start K] [--requests 2] [--only NAME ...] [--list] [--output FILE]
+    python benchmarks/long_requests.py [--every N] [--start K] [--requests 2] [--first] [--only NAME ...] [--list]
+                                       [--output FILE]
 
 One `triolet serve` with triolet-nano on loopback answers a greedy chat again and again. Meanwhile one client sends
 requests, one after the other, in which one value is as long as a body may be: a text of 4 MiB, a quarter of a million
-numbers, thousands of objects. Each combination of a place and a kind of value is a case. A refusal is as good as an
-answer: what counts is what the reading of the request, and the words about it, cost others.
+numbers, thousands of objects, or as many short items of the kind that belongs there as a list may have. Each
+combination of a place and a kind of value is a case. A refusal is as good as an answer: what counts is what the reading
+of the request, and the words about it, cost others.
 
 One JSON line per case: `status` of the last answer, `seconds` for all requests, and for each request what `loop` is in
 benchmarks/attacks.py: the longest task step of the server by the wall clock (`longest_ms`), the same without the time
 in which it waited for a processor (`longest_quiet_ms`), and its processor time (`longest_work_ms`). The last line
 counts the cases over 10 ms by each of these clocks: in every one of their requests (`always_over_10`), and in any of
 them (`ever_over_10`). With two processors the server, its model and the client wait for each other, and the wall clock
-tells of all of them.
+tells of all of them; with `--first` the server waits for none, as in benchmarks/attacks.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -27,12 +30,26 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attacks import ATTACKER, ELSEWHERE, HELLO, MODEL, WITNESS, Client, frame, read_chat, serving
+from attacks import (
+    ATTACKER,
+    ELSEWHERE,
+    FIRST,
+    HELLO,
+    MODEL,
+    WITNESS,
+    Client,
+    frame,
+    read_chat,
+    serving,
+    take_last_place,
+)
 from common import machine
 
 from triolet.observability.loop_monitor import LONG_STEP_S
 
 MAX_BYTES = 4 * 2**20  # of a body and of a message
+MAX_TOKENS = 200_000  # numbers of a list
+MAX_MEMBERS = 2040  # of a list, unless they are numbers, and of an object; a little below the limit
 TIMEOUT_S = 60.0
 SILENCE_S = 0.7  # after which a WebSocket that has answered is taken to have said all
 CLOCKS = ("longest_ms", "longest_quiet_ms", "longest_work_ms")
@@ -65,6 +82,25 @@ class Part:
         return [part] * self.copies if self.copies else part
 
 
+@attrs.frozen
+class Many:
+    """As many short items as are allowed.
+
+    Args:
+        item: one of them, or what makes one of its number.
+        as_object: the items are pairs of an object.
+    """
+
+    item: Any
+    as_object: bool = False
+
+    def fill(self, _: Any) -> Any:
+        """Return the list, or the object."""
+        make = self.item if callable(self.item) else lambda _: self.item
+        items = [make(number) for number in range(MAX_TOKENS if isinstance(make(0), int) else MAX_MEMBERS)]
+        return dict(items) if self.as_object else items
+
+
 ALL, HALF, THIRD = Part(), Part(0.5), Part(1 / 3)
 BELOW_HALF_MIB = Part(most=2**19 - 300)  # of tools
 BELOW_EIGHTH_MIB = Part(most=2**17 - 50)  # of a text that is tokenised as a whole
@@ -76,7 +112,7 @@ JSON_TEXT, SHORT_JSON_TEXT = Part(0.25, as_json=True), Part(most=2**17, as_json=
 def filled(body: Any, value: Any) -> Any:
     """Return a body with the value in its places."""
     match body:
-        case Part():
+        case Part() | Many():
             return body.fill(value)
         case dict():
             return {filled(key, value): filled(item, value) for key, item in body.items()}
@@ -342,6 +378,104 @@ def places_of_lists() -> Iterator[tuple[str, str, Any]]:
     yield "event: an unknown field", WEBSOCKET, {**CREATE, "zzz": THIRD}
 
 
+def places_of_many() -> Iterator[tuple[str, str, Any]]:
+    """Yield places of short items, as many as have room: name, path, body."""
+    say = says("x")[0]
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "x"}
+    function = {"name": "f", "parameters": {}}
+    part, pair = {"type": "input_text", "text": "x"}, lambda number: (f"k{number}", "x")
+    objects = Many(lambda number: (f"k{number}", {"type": "string"}), as_object=True)
+    inputs: dict[str, Any] = {
+        "messages": Many(say),
+        "messages and a reference": [{"type": "item_reference", "id": "a"}, Many(say)],
+        "calls": Many(call),
+        "calls with outputs": Many(lambda number: (call, output)[number % 2]),
+        "outputs": [call, Many(output)],
+        "reasoning": [say, Many({"type": "reasoning", "summary": []})],
+        "references": Many({"type": "item_reference", "id": "a"}),
+        "other references": Many(lambda number: {"type": "item_reference", "id": f"a{number}"}),
+        "parts": says(Many(part)),
+        "parts of an answer": says(Many({"type": "output_text", "text": "x"}), "assistant"),
+        "empty texts": Many(""),
+    }
+    fields: dict[str, Any] = {
+        **{name: {"input": flat(value)} for name, value in inputs.items()},
+        "truncated messages": {"input": Many(say), "truncation": "auto"},
+        "tools": {"tools": Many(lambda number: tool(name=f"f{number}", parameters={}))},
+        "tools of one name": {"tools": Many(tool(parameters={}))},
+        "strict tools": {
+            "tools": Many(lambda number: tool(name=f"f{number}", strict=True, parameters=parameter({})))
+        },
+        "properties": {"tools": [tool(parameters={"type": "object", "properties": objects})]},
+        "required": {"tools": [tool(parameters={"type": "object", "required": Many(lambda n: f"k{n}")})]},
+        "properties of a form": form({"type": "object", "properties": objects}),
+        "metadata": {"metadata": Many(pair, as_object=True)},
+        "unknown fields": Many(pair, as_object=True),
+        "logit_bias": {"logit_bias": Many(lambda number: (str(number % 2500), 1), as_object=True)},
+        "include": {"include": Many("message.output_text.logprobs")},
+        "stop": {"stop": Many("x")},
+        "stops": {"stop": Many(lambda number: f"x{number}")},
+        "choices": {"structured_outputs": {"choice": Many(lambda number: f"x{number}")}},
+        "allowed tools": {
+            "tools": [tool()],
+            "tool_choice": {"type": "allowed_tools", "tools": Many({"type": "function", "name": "f"})},
+        },
+    }
+    for name, body in fields.items():
+        if isinstance(body, Many):
+            body = {"zzz": 1, **body.fill(None)}
+        yield f"response: many {name}", RESPONSES, {**ANSWER, **body}
+    for name in ("messages", "calls", "calls with outputs", "parts"):
+        yield f"event: many {name}", WEBSOCKET, {**CREATE, "input": flat(inputs[name])}
+        yield f"counted input: many {name}", "/v1/responses/input_tokens", {"input": flat(inputs[name])}
+    chats: dict[str, Any] = {
+        "messages": {"messages": Many(say)},
+        "parts": {"messages": says(Many({"type": "text", "text": "x"}))},
+        "calls": {
+            "messages": [
+                say,
+                {
+                    "role": "assistant",
+                    "tool_calls": Many(
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                    ),
+                },
+                {"role": "tool", "tool_call_id": "a", "content": "x"},
+            ]
+        },
+        "tools": {
+            "tools": Many(lambda number: {"type": "function", "function": {**function, "name": f"f{number}"}})
+        },
+        "stop": {"stop": Many("x")},
+        "bad words": {"bad_words": Many(lambda number: f"x{number}")},
+        "allowed tokens": {"allowed_token_ids": Many(lambda number: number % 2500)},
+        "stop tokens": {"stop_token_ids": Many(lambda number: number % 2500)},
+        "logit_bias": {"logit_bias": Many(lambda number: (str(number), 1), as_object=True)},
+        "template arguments": {"chat_template_kwargs": Many(pair, as_object=True)},
+        "documents": {"documents": Many({"text": "x"})},
+    }
+    for name, body in chats.items():
+        yield f"chat: many {name}", CHATS, {**CHAT, **body}
+    yield "completion: many prompts", COMPLETIONS, {**COMPLETION, "prompt": Many("x")}
+    yield "completion: many prompts of tokens", COMPLETIONS, {**COMPLETION, "prompt": Many([1])}
+    yield "completion: many tokens", COMPLETIONS, {**COMPLETION, "prompt": Many(1)}
+    yield "embedding: many texts", "/v1/embeddings", {"model": MODEL, "input": Many("x")}
+    yield "embedding: many tokens", "/v1/embeddings", {"model": MODEL, "input": Many([1])}
+    yield "rerank: many texts", "/v1/rerank", {"model": MODEL, "query": "x", "documents": Many("x")}
+    yield "score: many texts", "/score", {"model": MODEL, "text_1": "x", "text_2": Many("x")}
+    yield "score: many pairs", "/score", {"model": MODEL, "text_1": Many("x"), "text_2": Many("x")}
+    yield "tokenize: many messages", "/tokenize", {"model": MODEL, "messages": Many(say)}
+    yield "detokenize: many tokens", "/detokenize", {"tokens": Many(1)}
+
+
+def flat(value: Any) -> Any:
+    """Return a list with a list's own items in place of it."""
+    if not isinstance(value, list):
+        return value
+    return [item for one in value for item in (one.fill(None) if isinstance(one, Many) else [one])]
+
+
 def cases() -> Iterator[tuple[str, str, Any, Any]]:
     """Yield all cases: name, path, body with places, value."""
     for kind, text in texts().items():
@@ -350,6 +484,8 @@ def cases() -> Iterator[tuple[str, str, Any, Any]]:
     for kind, items in lists().items():
         for name, path, body in places_of_lists():
             yield f"{name}: {kind}", path, body, items
+    for name, path, body in places_of_many():
+        yield name, path, body, None
 
 
 # ------------------------------------------------------------------------------------------- measurement
@@ -373,6 +509,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the result of each case, then the counts."""
     results = []
     with serving() as server:
+        if FIRST in os.environ:
+            take_last_place()
         client = Client(server.port, ATTACKER, ELSEWHERE)
         client.request("POST", RESPONSES, HELLO, timeout_s=TIMEOUT_S)
         is_over = threading.Event()
@@ -434,6 +572,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every N-th case")
     parser.add_argument("--start", type=int, default=0, help="from this one on")
     parser.add_argument("--requests", type=int, default=2, help="of each case")
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="let all other processes have a processor only while the server wants none",
+    )
     parser.add_argument("--only", nargs="+", help="cases with one of these in their names")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--output", type=Path, help="append the lines to this file")
@@ -441,6 +584,8 @@ def main() -> None:
     if options.list:
         print("\n".join(name for name, *_ in chosen(options)))
         return
+    if options.first:
+        os.environ[FIRST] = "1"
     for result in measure(options):
         line = json.dumps({"bench": "long_requests", **result, **(machine() if "cases" in result else {})})
         print(line, flush=True)

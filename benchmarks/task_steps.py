@@ -7,6 +7,7 @@ Python's lock. Processor time (`work`) has no wait at all.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections import Counter
@@ -22,6 +23,11 @@ class CpuWait:
     """Time that one thread has waited for a processor; 0 where the system does not tell."""
 
     def __init__(self) -> None:
+        # `os.pread` lets go of Python's lock, and may wait for it: the loop would be held by what measures it.
+        self._read = ctypes.PyDLL(None).pread
+        self._read.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
+        self._read.restype = ctypes.c_ssize_t
+        self._text = ctypes.create_string_buffer(100)
         try:
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
@@ -31,7 +37,8 @@ class CpuWait:
         """Return the wait so far of the thread that made this, seconds."""
         if self._file < 0:
             return 0.0
-        return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        self._read(self._file, self._text, len(self._text) - 1, 0)
+        return int(self._text.value.split()[1]) / 1e9
 
     def __del__(self) -> None:
         if self._file >= 0:
