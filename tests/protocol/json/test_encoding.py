@@ -8,7 +8,14 @@ import pytest
 from triolet.core import json_text
 from triolet.core.json_text import between_windows
 from triolet.protocol.json import encoding
-from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode, encode_long
+from triolet.protocol.json.encoding import (
+    EncodedItems,
+    EncodedList,
+    EncodedObject,
+    EncodedText,
+    encode,
+    encode_long,
+)
 from triolet.protocol.json.parsing import WINDOW
 
 
@@ -26,14 +33,21 @@ def test_what_is_encoded_already_comes_out_as_if_it_were_not(value: dict[str, An
     assert encode(value) == plain
 
 
-def test_items_and_texts_that_are_encoded_already_come_out_as_if_they_were_not() -> None:
+def test_parts_that_are_encoded_already_come_out_as_if_they_were_not() -> None:
     items: list[Any] = [{"b": 1, "c": ["é\n"]}, "x", None]
-    plain = {"tools": items, "said": 'a "b"\u2028', "none": [], "inner": {"said": "ö"}}
+    plain = {
+        "tools": items,
+        "said": 'a "b"\u2028',
+        "none": [],
+        "inner": {"said": "ö"},
+        "form": {"of": {"é": []}},
+    }
     known = {
         "tools": EncodedItems.of(items),
         "said": EncodedText('a "b"\u2028'),
         "none": EncodedItems.of([]),
         "inner": {"said": EncodedText("ö")},
+        "form": EncodedObject.of({"of": {"é": []}}),
     }
     assert encode(known) == json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 

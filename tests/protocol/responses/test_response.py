@@ -58,8 +58,10 @@ def test_long_parts_that_a_response_repeats_are_encoded_once_where_the_request_i
 
     monkeypatch.setattr(encoding, "_ENCODER", Recorder(ensure_ascii=False, separators=(",", ":")))
     tool = {"type": "function", "name": "f", "parameters": {"enum": list(range(10_000))}}
-    subject = answer(instructions="x" * 50_000, tools=[tool])
-    assert sum(encoded) > 90_000
+    form = {"type": "json_schema", "name": "x", "schema": {"enum": list(range(10_000))}}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}] * 500}
+    subject = answer(instructions="x" * 50_000, tools=[tool], text={"format": form}, tool_choice=choice)
+    assert sum(encoded) > 150_000
     encoded.clear()
     texts = [encoding.encode(event) for event in told(subject, ("Hi", FinishReason.STOP))]
     assert sum(encoded) < 20_000
@@ -67,6 +69,7 @@ def test_long_parts_that_a_response_repeats_are_encoded_once_where_the_request_i
         response = json.loads(text)["response"]
         assert response["instructions"] == "x" * 50_000
         assert response["tools"] == [{"description": None, "strict": False, **tool}]
+        assert (response["text"], response["tool_choice"]) == ({"format": form}, choice)
 
 
 def test_an_answer_is_told_in_order_and_each_event_is_one_that_the_sdk_knows() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText
+from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedObject, EncodedText
 from triolet.protocol.responses.store import (
     BYTES_PER_RESPONSE,
     ResponseStore,
@@ -119,6 +119,7 @@ def test_everything_that_a_client_wrote_counts() -> None:
         {"user": text},
         {"tools": tools},
         {"tools": EncodedItems.of(tools)},
+        {"tool_choice": EncodedObject.of({"tools": [text]})},
         {"instructions": EncodedText(text)},
     ):
         assert stored("a", **fields).num_bytes > stored("b").num_bytes + len(text)

@@ -60,6 +60,21 @@ class EncodedItems:
         return sum(map(len, self.texts))
 
 
+@attrs.frozen
+class EncodedObject:
+    """JSON of an object, in place of the object: for what is only sent, and several times.
+
+    A long object is encoded piece by piece, for a thread.
+    """
+
+    json: str
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Self:
+        """Encode an object, which is not kept."""
+        return cls(json_text.encode(_ENCODER, value))
+
+
 class EncodedText(str):
     """Text that keeps its JSON: a long text that is sent several times is encoded once, window by window."""
 
@@ -106,14 +121,14 @@ def _windows(value: Sequence[Any]) -> Iterator[str]:
         give_way()
 
 
-_ENCODED = (EncodedList, EncodedItems, EncodedText)
+_ENCODED = (EncodedList, EncodedItems, EncodedObject, EncodedText)
 
 
 def _write(value: Any, pieces: list[str]) -> None:
     # The pieces are joined once, so a long text is not copied at every level of nesting.
     if isinstance(value, EncodedList | EncodedItems):
         pieces += ("[", ",".join(value.texts), "]")
-    elif isinstance(value, EncodedText):
+    elif isinstance(value, EncodedText | EncodedObject):
         pieces.append(value.json)
     elif not _holds_encoded(value):
         pieces.append(_dumps(value))

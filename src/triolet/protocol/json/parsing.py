@@ -20,7 +20,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]  # public by name, absent from typeshed
 from typing import Any, Final, TypeVar
 
@@ -52,18 +52,20 @@ class JsonLimits:
     max_depth: int = 128  # objects and lists inside each other
 
 
-def parse_object(raw: str | bytes | bytearray, limits: JsonLimits | None = None) -> dict[str, Any]:
+def parse_object(
+    raw: str | bytes | Sequence[bytes | bytearray], limits: JsonLimits | None = None
+) -> dict[str, Any]:
     """Parse one JSON object.
 
     Args:
-        raw: the text; longer than 64 KiB only in a thread.
+        raw: the text, or its pieces; longer than 64 KiB only in a thread.
         limits: on its shape.
     Raises:
         WireError: `invalid_json` with the position, or `json_too_large`.
     """
     limits = limits or JsonLimits()
     try:
-        text = raw if isinstance(raw, str) else _decoded(raw)
+        text = raw if isinstance(raw, str) else _decoded([raw] if isinstance(raw, bytes) else raw)
         check_shape(text, limits)
         value = _parse_short(text, limits) if len(text) < LONG_TEXT else _LongText(text, limits).parse()
     except RecursionError:
@@ -100,14 +102,15 @@ def structured_object(
             kept += shared
 
 
-def _decoded(raw: bytes | bytearray) -> str:
+def _decoded(pieces: Sequence[bytes | bytearray]) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    pieces = []
+    texts = []
     give_way = between_windows.get()
-    for start in range(0, len(raw), WINDOW):
-        pieces.append(decoder.decode(bytes(raw[start : start + WINDOW])))
-        give_way()
-    return "".join([*pieces, decoder.decode(b"", final=True)])
+    for piece in pieces:
+        for start in range(0, len(piece), WINDOW):
+            texts.append(decoder.decode(bytes(piece[start : start + WINDOW])))
+            give_way()
+    return "".join([*texts, decoder.decode(b"", final=True)])
 
 
 def check_shape(text: str, limits: JsonLimits) -> None:

@@ -25,7 +25,7 @@ from triolet.core.tools.answer import EFFORTS, effort_values
 from triolet.errors import InvalidRequest
 from triolet.protocol.errors import FIELD_NAMES, WireError, model_not_found, of_exception, unsupported, wrong
 from triolet.protocol.field_limits import INCLUDABLE, SUMMARIES, VERBOSITIES, check_choice, check_labels
-from triolet.protocol.json.encoding import EncodedItems, EncodedText
+from triolet.protocol.json.encoding import EncodedItems, EncodedObject, EncodedText
 from triolet.protocol.json.parsing import JsonLimits, parse_object, structured_object
 from triolet.protocol.json.structuring import CONVERTER, Wrong, structure
 from triolet.protocol.responses.response_items import Input, Message, NewId
@@ -325,6 +325,8 @@ class RequestEcho:
     """
 
     instructions: EncodedText | None
+    text: EncodedObject
+    tool_choice: str | EncodedObject
     tools: EncodedItems  # with their defaults
     num_bytes: int  # of the request's own tools, estimated
 
@@ -332,9 +334,14 @@ class RequestEcho:
     def of(cls, request: CreateResponse) -> Self:
         """Encode the parts of a request."""
         tools = ({"description": None, "parameters": {}, "strict": False, **tool} for tool in request.tools)
-        said = request.instructions
+        said, choice = request.instructions, request.tool_choice
+        text = attrs.asdict(request.text, recurse=False)
         return cls(
-            None if said is None else EncodedText(said), EncodedItems.of(tools), size_of(request.tools)
+            instructions=None if said is None else EncodedText(said),
+            text=EncodedObject.of({name: value for name, value in text.items() if value is not None}),
+            tool_choice=choice if isinstance(choice, str) else EncodedObject.of(choice),
+            tools=EncodedItems.of(tools),
+            num_bytes=size_of(request.tools),
         )
 
 

@@ -280,9 +280,9 @@ class ResponseBuilder:
             "top_logprobs": request.top_logprobs,
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
-            "tool_choice": request.tool_choice,
+            "tool_choice": self.echo.tool_choice,
             "tools": self.echo.tools,
-            "text": _without_none(attrs.asdict(request.text, recurse=False)),
+            "text": self.echo.text,
             "truncation": request.truncation,
             "reasoning": None if request.reasoning is None else attrs.asdict(request.reasoning),
             "store": request.store,
@@ -421,7 +421,3 @@ BYTES_PER_TOKEN = 40  # of a prompt: a place in a tuple, and an integer
 def _size_of_piece(piece: ResponseDelta) -> int:
     num_logprobs = sum(1 + len(position["top_logprobs"]) for position in piece.logprobs)
     return 4 * BYTES_PER_VALUE + size_of(piece.text) + BYTES_PER_LOGPROB * num_logprobs
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

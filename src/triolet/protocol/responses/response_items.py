@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from triolet.core.json_text import giving_way
 from triolet.core.output.outputs import CompletionOutput, Logprob, RequestOutput
 from triolet.core.request.request import FinishReason
 from triolet.core.tools import (
@@ -178,6 +179,7 @@ class Input:
     """Input of one turn."""
 
     items: tuple[Item, ...]
+    _messages: tuple[Message, ...] | None = attrs.field(default=None, eq=False, repr=False)
 
     @classmethod
     def of(cls, value: Any, _: Any = None) -> Input:
@@ -186,18 +188,14 @@ class Input:
             return cls((MessageItem(role="user", content=Content(value)),))
         if not isinstance(value, list):
             raise Wrong("a string or a list of items", value)
-        return cls(CONVERTER.structure(value, tuple[Item, ...]))
+        items = CONVERTER.structure(value, tuple[Item, ...])
+        # Here, since a long input is structured in a thread.
+        has_references = any(isinstance(item, ItemReference) for item in items)
+        return cls(items, None if has_references else _messages_of(items))
 
     def messages(self) -> tuple[Message, ...]:
         """Return the chat messages; calls made together are one message."""
-        messages: list[Message] = []
-        for message in (message for item in self.items for message in item.messages()):
-            if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-                last = messages[-1]
-                messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", []), *message["tool_calls"]]}
-            else:
-                messages.append(message)
-        return tuple(messages)
+        return _messages_of(self.items) if self._messages is None else self._messages
 
     @property
     def is_of_user(self) -> bool:
@@ -205,6 +203,17 @@ class Input:
         return bool(self.items) and all(
             isinstance(item, MessageItem) and item.role == "user" for item in self.items
         )
+
+
+def _messages_of(items: Sequence[Item]) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    for message in (message for item in giving_way(items) for message in item.messages()):
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            # Each message is still its item's alone, and so is its list of calls.
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
+    return tuple(messages)
 
 
 def check_chat(before: Sequence[Message], new: Sequence[Message]) -> None:

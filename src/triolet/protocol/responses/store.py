@@ -15,7 +15,7 @@ import attrs
 
 from triolet.core.json_text import giving_way
 from triolet.protocol.errors import WireError, wrong
-from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedText, encode
+from triolet.protocol.json.encoding import EncodedItems, EncodedList, EncodedObject, EncodedText, encode
 from triolet.protocol.responses.input_items_page import InputItems
 from triolet.protocol.responses.response_items import Input, Item, ItemReference, Message, item_of
 
@@ -39,6 +39,8 @@ def size_of(value: Any) -> int:
     if isinstance(value, str):
         num_chars = len(value) + (len(value.json) if isinstance(value, EncodedText) else 0)
         return BYTES_PER_VALUE + BYTES_PER_CHARACTER * num_chars
+    if isinstance(value, EncodedObject):
+        return BYTES_PER_VALUE + BYTES_PER_CHARACTER * len(value.json)
     if isinstance(value, EncodedItems):
         return BYTES_PER_VALUE * (1 + len(value)) + BYTES_PER_CHARACTER * value.num_chars
     if isinstance(value, Mapping):

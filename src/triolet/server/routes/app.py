@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,7 +17,9 @@ from triolet.observability.prometheus import GatewayMetrics, Metrics
 from triolet.protocol.chat_completions import ChatRequest
 from triolet.protocol.completions import CompletionRequest
 from triolet.protocol.json.structuring import prepare_to_structure
+from triolet.protocol.pooling import ClassifyRequest, EmbeddingsRequest, PoolingRequest
 from triolet.protocol.responses.requests import CreateResponse
+from triolet.protocol.scoring import RerankRequest, ScoreRequest
 from triolet.server.models.routing import ModelMiddleware, list_resident, stop_model
 from triolet.server.responses.generate import ActiveResponses, responses_context
 from triolet.server.responses.service import ResponsesService
@@ -64,6 +68,17 @@ from triolet.server.routes.responses import (
 from triolet.server.routes.tokenize import detokenize, input_tokens, tokenize
 from triolet.server.transport.input_limits import input_budget
 
+BODIES: Final = (
+    ChatRequest,
+    CompletionRequest,
+    CreateResponse,
+    EmbeddingsRequest,
+    PoolingRequest,
+    ClassifyRequest,
+    ScoreRequest,
+    RerankRequest,
+)
+
 
 def create_app(
     engine: Engine,
@@ -79,8 +94,8 @@ def create_app(
         gateway: shares stored responses and limits per key with WebSockets; without it the app has a store of its own,
             no limits per key, and no resumable responses.
     """
-    # Some 5 ms each, in which the loop would be held.
-    prepare_to_structure(ChatRequest, CompletionRequest, CreateResponse)
+    # Some milliseconds each, in which the loop would be held.
+    prepare_to_structure(*BODIES)
     config = config or GatewayConfig()
     context = AppContext(
         engine=engine,
