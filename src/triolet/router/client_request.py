@@ -59,7 +59,7 @@ class ClientRequest:
     path: str  # without the encoding of URLs
     target: str  # path and query as the client has sent them
     headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes | bytearray
+    body: bytes
     payload: Mapping[str, Any]  # fields of the body that are looked at; empty if it is no JSON object
     prompt: RoutedPrompt
 
@@ -99,9 +99,7 @@ class ParsedRequest:
         return {name: self.fields[name] for name in KEPT_FIELDS if name in self.fields}
 
 
-async def parsed_request(
-    raw: str | bytes | bytearray, limits: JsonLimits, client: str, salt: str = ""
-) -> ParsedRequest:
+async def parsed_request(raw: str | bytes, limits: JsonLimits, client: str, salt: str = "") -> ParsedRequest:
     """Parse a body or a message; a long one in the parse thread.
 
     Args:
@@ -118,7 +116,7 @@ async def parsed_request(
     return await parse_in_thread(lambda: _parsed(raw, limits, salt), client)
 
 
-def _parsed(raw: str | bytes | bytearray, limits: JsonLimits, salt: str) -> ParsedRequest:
+def _parsed(raw: str | bytes, limits: JsonLimits, salt: str) -> ParsedRequest:
     try:
         fields = parse_object(raw, limits)
     except WireError as error:
@@ -165,7 +163,7 @@ def _prompt_pieces(fields: Mapping[str, Any]) -> Iterator[str]:
             yield value if isinstance(value, str) else json.dumps(value)
 
 
-def with_field(raw: bytes | bytearray, name: str, value: str | int) -> bytes:
+def with_field(raw: bytes, name: str, value: str | int) -> bytes:
     """Return a JSON object that has fields with one more, which counts in place of an earlier one of its name."""
     return b"%s,%s}" % (raw.rstrip().removesuffix(b"}"), json.dumps({name: value})[1:-1].encode())
 

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import quote
 
 import h11
@@ -138,8 +138,8 @@ class RouterApp:
         # A key is judged by the engine alone, so that any name may stand there: the address counts.
         client = (scope.get("client") or ("",))[0]
         with self._budget.reservation(client) as reservation:
-            body: bytes | bytearray = await read_body(
-                receive, scope["headers"], self._config.max_body_bytes, reservation
+            body = b"".join(
+                await read_body(receive, scope["headers"], self._config.max_body_bytes, reservation)
             )
             is_read = scope["method"] == "POST"
             key = next(
@@ -291,7 +291,7 @@ def _route_of(path: str) -> str:
     return next(prefixes, UNMATCHED)
 
 
-def _body(request: ClientRequest, home: Home | None) -> bytes | bytearray:
+def _body(request: ClientRequest, home: Home | None) -> bytes:
     """Return the body for an engine, with the ids that it knows."""
     if home is None or not request.payload.get("previous_response_id"):
         return request.body
@@ -313,7 +313,7 @@ def _target(request: ClientRequest, home: Home | None) -> str:
 
 @asynccontextmanager
 async def _asked(
-    address: ServerAddress, target: str, body: bytes | bytearray, request: ClientRequest
+    address: ServerAddress, target: str, body: bytes, request: ClientRequest
 ) -> AsyncIterator[tuple[h11.Response, AsyncIterator[bytes]]]:
     """Send a request to an engine; yield the head of its answer, and the pieces of its body.
 
@@ -344,7 +344,7 @@ async def _asked(
         try:
             data = [
                 protocol.send(h11.Request(method=request.method, target=target, headers=headers)),
-                protocol.send(h11.Data(data=cast(bytes, body))),  # any bytes-like object
+                protocol.send(h11.Data(data=body)),
                 protocol.send(h11.EndOfMessage()),
             ]
             # An engine may have answered, and hung up, before it has read all.

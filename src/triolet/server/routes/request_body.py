@@ -53,9 +53,9 @@ async def read_json(request: Request, structure: Callable[[dict[str, Any]], T]) 
             reservation,
             more_bytes=ROUTED_BYTES * routed,
         )
-        state["body_bytes"] = len(body)
+        state["body_bytes"] = sum(map(len, body))
         # A thread costs more than parsing a short body.
-        if len(body) < LONG_INPUT_BYTES:
+        if state["body_bytes"] < LONG_INPUT_BYTES:
             return structure(parse_object(body, limits))
         kept = state.setdefault("kept", [])
         return await parse_in_thread(

@@ -20,7 +20,8 @@ import trio
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.observability.loop_monitor import run_in_thread
 
-LONG_INPUT_BYTES: Final = 2**14  # a shorter input takes less than 2 ms to parse, however it is made
+LONG_INPUT_BYTES: Final = 2**12  # a shorter input takes less than 3 ms to read, however it is made
+FREE_S: Final = 0.001  # of the reading of one, before it gives way: most inputs are short and read by then
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ async def parse_in_thread(work: Callable[[], T], client: str) -> T:
         async with turn, thread.is_free:
             with typed_shortages("parsing a request"):
                 # Not one of Trio's places for threads, which others may have taken: `is_free` is the limit.
-                return await run_in_thread(work, limiter=trio.CapacityLimiter(1))
+                return await run_in_thread(work, limiter=trio.CapacityLimiter(1), free_s=FREE_S)
     finally:
         if not turn.borrowed_tokens and thread.turns.get(client) is turn:
             del thread.turns[client]  # a client that left shall not be remembered for ever

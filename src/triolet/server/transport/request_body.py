@@ -12,6 +12,7 @@ from triolet.server.transport.client_stream import InputReservation
 
 BODY_GAP_S: Final = 20.0  # from one piece of a body to the next
 BODY_TIMEOUT_S: Final = 120.0  # for all of it: 4 MiB at a third of a megabit a second
+PIECE_BYTES: Final = 2**16  # of a body that is read; a longer part of it is a piece as it is
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """Returns the next message of an ASGI request."""
@@ -28,8 +29,8 @@ async def read_body(
     reservation: InputReservation,
     *,
     more_bytes: int = 0,
-) -> bytearray:
-    """Read the body of a request; it is not copied at the end, which takes 4 ms for 4 MiB.
+) -> list[bytearray]:
+    """Read the body of a request, in pieces: as one it would be moved while it grows, which takes 10 ms for 4 MiB.
 
     Args:
         receive: of the ASGI request, before its body has been read.
@@ -45,7 +46,7 @@ async def read_body(
     # Refused before any of it is read.
     if length.isdigit() and (len(length) > 18 or int(length) > max_bytes + more_bytes):
         raise _too_long(max_bytes)
-    body = bytearray()
+    pieces, num_bytes = [bytearray()], 0
     is_whole = False
     deadline_s = trio.current_time() + BODY_TIMEOUT_S
     while not is_whole:
@@ -59,12 +60,17 @@ async def read_body(
             )
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        num_new = len(part)
+        if len(pieces[-1]) + num_new > PIECE_BYTES:
+            pieces.append(bytearray())
+        pieces[-1] += part
+        num_bytes += num_new
         is_whole = not message.get("more_body", False)
-        if len(body) > max_bytes + more_bytes:
+        if num_bytes > max_bytes + more_bytes:
             raise _too_long(max_bytes)
-        reservation.grow_to(len(body))
-    return body
+        reservation.grow_to(num_bytes)
+    return pieces
 
 
 def _too_long(max_bytes: int) -> WireError:
