@@ -38,9 +38,9 @@ so a larger count means that it has frozen its own."""
 
 STEP_INTERVAL_S: Final = 1.0
 MIDDLE_GENERATION: Final = 1
-# Of a young collection, which is due after 700 new objects, and of a middle one, after so many young ones: 3,500
-# objects take 5 ms. The last is never reached.
-THRESHOLDS: Final = (700, 5, 10**9)
+# Of a young collection, which is due after 700 new objects, and of a middle one, after so many young ones: 2,100
+# objects take 3 ms. The last is never reached.
+THRESHOLDS: Final = (700, 3, 10**9)
 
 UNCOUNTED: Final = sys.maxsize
 """Instead of the number of frozen objects: counting them takes longer than a step shall, since it visits them all."""

@@ -425,9 +425,9 @@ def metered_filters(meter: Meter) -> dict[str, Any]:
 
 def _metered_filter(meter: Meter, name: str, guard: Guard | None) -> Operation:
     run = to_json if name == "tojson" else _FILTERS[name]
-    num_hidden = int(hasattr(run, "jinja_pass_arg"))  # Jinja hands some filters its context first
+    passed = getattr(run, "jinja_pass_arg", None)  # Jinja hands some filters its context first
+    num_hidden = int(passed is not None)
 
-    @functools.wraps(run)
     def metered(*args: Any, **kwargs: Any) -> Any:
         hidden, shown = args[:num_hidden], args[num_hidden:]
         meter.charge(OPERATION_UNITS + len(shown))
@@ -441,6 +441,8 @@ def _metered_filter(meter: Meter, name: str, guard: Guard | None) -> Operation:
         result = run(*hidden, *shown, **kwargs)
         return meter.each(result, 1) if isinstance(result, Iterator) else meter.passed(result)
 
+    if passed is not None:  # `functools.wraps` copies more, and takes a third of a short rendering
+        vars(metered)["jinja_pass_arg"] = passed
     return metered
 
 
