@@ -34,6 +34,8 @@ A busy machine shows its own delays as well: the attack `nothing` is the baselin
 core for themselves, and the server and the other client have the others, as if they were on two machines. With
 `--first` the attackers and the server's own processes, its model among them, have a processor only while the server
 wants none (SCHED_IDLE of sched(7)): `longest_ms` is then the wall clock of a machine that is quiet but for the server.
+`host_late_ms` is how late a real-time process was meanwhile that does nothing but sleep: above 2 ms the machine was not
+quiet, and one attack alone is measured again, up to five times (`host_late_ms_before` has what the others saw).
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from host_clock import QUIET_MS, HostClock, host_clock
 
 from triolet.workers.priority import lower_priority
 
@@ -75,6 +78,7 @@ THEIR_CORE = (
     "ATTACKERS_CORE"  # variable that names the core of the attackers, if they have one for themselves
 )
 HEALTH_EVERY_S = 0.01
+MAX_TRIES = 5  # of one attack on a machine that shall be quiet
 SLEEP_S = 0.002  # of the process that does nothing else
 TIMEOUT_S = 5.0  # of one call of a socket
 STREAM_TIMEOUT_S = 60.0  # of one that waits for text: one that comes late is late, and not wrong
@@ -623,6 +627,8 @@ def keep_first(server: Serving) -> None:
             with suppress(OSError):  # it has ended, or one of its threads has
                 for task in Path(f"/proc/{process_id}/task").iterdir():
                     take_last_place(int(task.name))
+                if os.getsid(process_id) == process_id:  # see `lower_priority`
+                    Path(f"/proc/{process_id}/autogroup").write_text("19")
         time.sleep(0.1)
 
 
@@ -714,17 +720,34 @@ def memory_mib(root: int) -> dict[str, float]:
 
 def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
     """Run one attack against a server of its own."""
+    if FIRST not in os.environ:
+        return measure_once(name, seconds, nice)
+    late_ms: list[float] = []
+    while True:
+        with host_clock() as clock:
+            result = measure_once(name, seconds, nice, clock)
+        if result["host_late_ms"] <= QUIET_MS or len(late_ms) == MAX_TRIES - 1:
+            return {**result, "host_late_ms_before": late_ms}
+        late_ms.append(result["host_late_ms"])
+
+
+def measure_once(name: str, seconds: float, nice: int, clock: HostClock | None = None) -> dict[str, Any]:
+    """Run one attack against a server of its own, on a machine that may not be quiet."""
     with serving() as server, attacking(server.port, seconds, nice, name) as attacker:
         with helper("--watch", str(server.port)) as witness, helper("--sleeper") as sleeper:
             memory = memory_mib(server.process_id)["all"]
             server.take_loop()
+            if clock is not None:
+                clock.take()
             attacker_seen = finish(attacker)
             loop = server.take_loop()
+            host = {} if clock is None else {"host_late_ms": clock.take()}
             result = {"sleeper_late_ms": finish(sleeper), **finish(witness)}
         grown = round(memory_mib(server.process_id)["all"] - memory, 1)
     return {
         "attack": name,
         "server_first": FIRST in os.environ,
+        **host,
         **result,
         "loop": loop,
         "attacker": attacker_seen[name],
