@@ -191,7 +191,14 @@ def test_where_always_something_happens_everything_is_collected_rarely_and_only_
     assert [full.is_due(2000, is_quiet=False) for _ in range(4)] == [False, False, False, True]
     full.note_done(1500)
     assert not any(full.is_due(2999, is_quiet=False) for _ in range(20))
-    assert full.is_due(3000, is_quiet=False)
+    assert [full.is_due(3000, is_quiet=False) for _ in range(4)] == [False, False, False, True]
+
+
+def test_requests_that_come_and_go_are_no_growth_that_has_everything_collected_amid_them() -> None:
+    full = FullCollections(min_busy_steps=4, num_blocks=1000)
+    blocks = [9000, 1999, 9000, 9000] * 3
+    assert not any(full.is_due(num_blocks, is_quiet=False) for num_blocks in blocks)
+    assert [full.is_due(2000, is_quiet=False) for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_step_looks_at_nothing_that_an_earlier_step_has_left_and_growth_in_quiet_brings_all_back() -> None:

@@ -162,7 +162,7 @@ class GatewayConfig(Configuration):
     )
     max_json_members: int = _count(
         # Messages of a chat, tools, stop texts, token ids in logit_bias: each costs memory and work in the event loop.
-        "Keys of one JSON object, and items of one JSON list that are no numbers.",
+        "Keys of one JSON object, and items of one JSON list; a list of numbers may be longer down to the third level.",
         default=2048,
     )
     max_json_depth: int = _count(

@@ -22,6 +22,7 @@ shows in the memory that is in use: when that has grown, everything is unfrozen 
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -132,7 +133,8 @@ class FullCollections:
     Args:
         quiet_growth: of the memory in use after which it is due once nothing happens, times what the last one has left.
         num_quiet: steps in a row in which nothing has happened.
-        busy_growth: likewise, though something happens: what has grown may be connections, and not garbage.
+        busy_growth: likewise, though something happens, and of the least memory in `min_busy_steps` steps: requests
+            come and go, and what stays may still be connections and no garbage.
         min_busy_steps: steps since the last one, where something happens in each.
         num_blocks: allocated blocks of memory, a measure of the number of objects; at the start, later after the last.
     """
@@ -143,7 +145,10 @@ class FullCollections:
     min_busy_steps: int = 600
     num_blocks: int = attrs.field(kw_only=True)
     _num_quiet: int = attrs.field(default=0, init=False)
-    _num_steps: int = attrs.field(default=0, init=False)  # since the last one
+    _num_steps: int = attrs.field(
+        default=0, init=False
+    )  # since the last one, or since the least was found too little
+    _least_blocks: float = attrs.field(default=math.inf, init=False)  # allocated blocks in any of these steps
 
     def is_due(self, num_blocks: int, *, is_quiet: bool) -> bool:
         """Return whether to collect everything now; asked for in each step.
@@ -156,7 +161,12 @@ class FullCollections:
         self._num_quiet = self._num_quiet + 1 if is_quiet else 0
         if self._num_quiet >= self.num_quiet:
             return num_blocks >= self.quiet_growth * self.num_blocks
-        return self._num_steps >= self.min_busy_steps and num_blocks >= self.busy_growth * self.num_blocks
+        self._least_blocks = min(self._least_blocks, num_blocks)
+        if self._num_steps < self.min_busy_steps:
+            return False
+        is_due = self._least_blocks >= self.busy_growth * self.num_blocks
+        self._num_steps, self._least_blocks = 0, math.inf
+        return is_due
 
     def note_done(self, num_blocks: int) -> None:
         """Note that everything has been collected.
@@ -165,6 +175,7 @@ class FullCollections:
             num_blocks: allocated blocks that are left.
         """
         self._num_quiet = self._num_steps = 0
+        self._least_blocks = math.inf
         self.num_blocks = num_blocks
 
 

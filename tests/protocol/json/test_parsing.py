@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triolet.protocol.errors import WireError
-from triolet.protocol.json.parsing import LONG_TEXT, parse_object
+from triolet.protocol.json.parsing import LONG_TEXT, JsonLimits, parse_object
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,36 @@ def test_what_is_not_json_is_refused_with_the_reason(raw: str | bytes, reason: s
 
 def test_pairs_of_surrogates_are_characters() -> None:
     assert parse_object('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize("filler", ["", "x" * LONG_TEXT], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("value", "is_allowed"),
+    [
+        ([""] * 5, True),
+        ([""] * 6, False),
+        ([[]] * 6, False),
+        ({"a": [None] * 6}, False),
+        ([[""] * 6], False),
+        ([1] * 100, True),
+        ([[1.5] * 100], True),
+        ({"a": [-1] * 100}, True),
+        ([1, 2, ""] * 2, True),
+        ([[[1] * 100]], False),
+        ({"a": {"b": [1] * 6}}, False),
+        ({"a": {"b": [1] * 5}}, True),
+    ],
+)
+def test_a_list_has_few_items_beside_token_ids_however_long_its_text_is(
+    value: Any, is_allowed: bool, filler: str
+) -> None:
+    raw, limits = json.dumps({"filler": filler, "a": value}), JsonLimits(max_members=5)
+    if is_allowed:
+        assert parse_object(raw, limits)["a"] == value
+        return
+    with pytest.raises(WireError, match="at most 5 keys in an object and items in a list") as raised:
+        parse_object(raw, limits)
+    assert raised.value.code == "json_too_large"
 
 
 def long_text(value: Any, **form: Any) -> str:

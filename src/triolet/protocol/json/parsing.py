@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from triolet.core.json_text import PIECE_ITEMS, between_windows, release
+from triolet.core.json_text import PIECE_ITEMS, between_windows, giving_way, release
 from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError
 
@@ -34,6 +34,9 @@ LONG_TEXT: Final = 2**16  # characters; shorter texts take less than a milliseco
 # Characters handled in one C call: less than half a millisecond by the slowest pattern. The event loop takes the GIL
 # some twenty times for one short request, and each time waits for the call that the parse thread is in.
 WINDOW: Final = 2**12
+# A prompt is a list of token ids in a body, or in a list or an object in it. Where numbers mean something else, nothing
+# needs more of them than of texts, and the garbage collector takes 10 ms to look through a quarter of a million.
+MAX_NUMBERS_DEPTH: Final = 3
 
 T = TypeVar("T")
 
@@ -46,9 +49,9 @@ class JsonLimits:
     """Limits on the shape of a JSON text from a client."""
 
     max_values: int = 2**18  # values and keys in all; a prompt of token ids has one per token
-    max_members: int = (
-        2048  # keys of one object; items of one list that are no numbers: messages, tools, stops
-    )
+    # Keys of one object, and items of one list: messages, tools, stops. Numbers do not count in a list that is at most
+    # MAX_NUMBERS_DEPTH levels deep.
+    max_members: int = 2048
     max_depth: int = 128  # objects and lists inside each other
 
 
@@ -170,7 +173,26 @@ def _parse_short(text: str, limits: JsonLimits) -> Any:
     if _SURROGATE.search(text):
         # Half of a surrogate pair is no character: no tokenizer takes it and no frame can carry it.
         json.dumps(value, ensure_ascii=False).encode()
+    # A shorter text has no room for a longer list.
+    if len(text) > 2 * limits.max_members and isinstance(value, dict):
+        _check_lists(value, limits)
     return value
+
+
+def _check_lists(value: dict[str, Any], limits: JsonLimits) -> None:
+    left: list[tuple[Any, int]] = [(value, 1)]
+    while left:
+        item, depth = left.pop()
+        items = item if isinstance(item, list) else list(item.values())
+        if len(items) > limits.max_members and isinstance(item, list):
+            num_members = len(items) if depth > MAX_NUMBERS_DEPTH else sum(map(_is_no_number, items))
+            if num_members > limits.max_members:
+                raise _too_many_members(limits)
+        left += [(one, depth + 1) for one in giving_way(items) if isinstance(one, list | dict)]
+
+
+def _is_no_number(value: Any) -> bool:
+    return type(value) not in (int, float)
 
 
 class _LongText:
@@ -188,6 +210,7 @@ class _LongText:
         self._text, self._limits = text, limits
         self._keys: dict[str, str] = {}  # one copy of each: thousands of objects may have the same ones
         self._made: list[Any] = []  # all objects and lists so far
+        self._depth = 0
         self._give_way = between_windows.get()
 
     def parse(self) -> Any:
@@ -223,10 +246,11 @@ class _LongText:
         first = text[start : start + 1]
         if first == '"':
             return self._string(start + 1)
-        if first == "{":
-            return self._object(start + 1)
-        if first == "[":
-            return self._list(start + 1)
+        if first in ("{", "["):
+            self._depth += 1
+            made = self._object(start + 1) if first == "{" else self._list(start + 1)
+            self._depth -= 1
+            return made
         for word, value in self._WORDS.items():
             if text.startswith(word, start):
                 return value, start + len(word)
@@ -271,11 +295,15 @@ class _LongText:
         if text[place : place + 1] == "]":
             return items, place + 1
         while True:
+            num_before = len(items)
             place = self._numbers(place, items)
-            if text[place : place + 1] not in "-0123456789":
+            is_number = text[place : place + 1] in "-0123456789"
+            if self._depth > MAX_NUMBERS_DEPTH:
+                num_members += len(items) - num_before + 1
+            elif not is_number:
                 num_members += 1
-                if num_members > self._limits.max_members:
-                    raise _too_many_members(self._limits)
+            if num_members > self._limits.max_members:
+                raise _too_many_members(self._limits)
             value, place = self._value(place)
             items.append(value)
             place = self._skip(place)
@@ -339,7 +367,8 @@ def _too_large(rule: str) -> WireError:
 
 def _too_many_members(limits: JsonLimits) -> WireError:
     return _too_large(
-        f"must have at most {limits.max_members} keys in an object and, beside numbers, items in a list"
+        f"must have at most {limits.max_members} keys in an object and items in a list; lists of numbers may be longer "
+        f"down to level {MAX_NUMBERS_DEPTH}"
     )
 
 
