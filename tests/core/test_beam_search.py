@@ -138,7 +138,7 @@ def test_a_search_that_ignores_ends_goes_on_behind_them() -> None:
     assert [(one.finish_reason, one.stop_reason) for one in beams.end()] == [(FinishReason.LENGTH, None)]
 
 
-def test_a_search_whose_beams_have_all_ended_has_none_to_continue() -> None:
+def test_a_search_with_ended_beams_only_has_none_to_continue() -> None:
     beams = search(beam_width=2)
     beams.advance([choices({EOS: -0.5})])
     assert beams.live == []

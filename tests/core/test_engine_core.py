@@ -109,7 +109,7 @@ def test_a_pooled_request_gets_its_vector_and_no_token_and_is_counted_once() -> 
     assert driver.core.statistics().num_requests_ended == {FinishReason.STOP: 1}
 
 
-def test_a_pooled_request_whose_scheduler_is_lost_after_its_result_ends_and_is_not_computed_again() -> None:
+def test_a_pooled_request_that_loses_its_scheduler_after_its_result_ends_and_is_not_computed_again() -> None:
     driver = Driver()
     output = driver.add("r", pooling=POOLING)
     result = driver.model.execute(driver.plan())
@@ -265,7 +265,7 @@ def test_a_crash_in_a_plan_that_is_not_in_flight_blames_no_request() -> None:
     assert driver.core.fail_step(plan, OSError("planted")) is None
 
 
-def test_a_request_whose_time_is_up_ends_with_the_next_plan() -> None:
+def test_a_request_out_of_time_ends_with_the_next_plan() -> None:
     driver = Driver()
     output = driver.add("r", deadline_s=5.0)
     driver.step()
@@ -331,7 +331,7 @@ def test_a_request_that_was_in_a_crash_and_ends_without_a_scheduler_is_forgotten
     assert driver.core.recovery.poison_bisection.crashed == {second.entry.serial}
 
 
-def test_a_step_whose_scheduler_has_crashed_is_in_flight_no_more_and_its_crash_suspects_no_request() -> None:
+def test_a_step_of_a_crashed_scheduler_is_in_flight_no_more_and_its_crash_suspects_no_request() -> None:
     driver = Driver()
     driver.add("r")
     plan = driver.plan()

@@ -148,7 +148,7 @@ def test_a_stopped_model_that_was_loaded_again_stays() -> None:
     assert registry.decide(1e9) == []
 
 
-def test_a_model_whose_load_ended_without_a_request_is_idle_from_then_on() -> None:
+def test_a_model_with_a_load_that_ended_without_a_request_is_idle_from_then_on() -> None:
     registry = ModelRegistry({"a": 1}, idle_s=10.0)
     registry.hold("a")
     registry.decide(0.0)

@@ -154,7 +154,7 @@ def test_steps_take_turns_on_two_rows_even_if_one_is_left_out() -> None:
     ]
 
 
-def test_a_span_whose_end_was_noted_before_its_beginning_has_no_length() -> None:
+def test_a_span_with_its_end_noted_before_its_beginning_has_no_length() -> None:
     recorder = StepRecorder()
     recorder.note_text(3.0, 2.0)
     (event,) = named(chrome_events(recorder, [], 77, 1.0, 0.0), "detokenize")

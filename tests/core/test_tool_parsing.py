@@ -462,7 +462,7 @@ def test_auto_detects_the_formats_and_a_name_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mark", ["<arg_key>", "<function="])
-def test_a_template_whose_calls_are_no_json_has_no_known_format(mark: str) -> None:
+def test_a_template_with_calls_that_are_no_json_has_no_known_format(mark: str) -> None:
     assert tool_parser_of(f"tools <tool_call>{mark}") is None
     assert tool_parser_of("tools <|python_tag|>") == "llama3_json"
 

@@ -146,7 +146,7 @@ def test_the_wait_counts_what_is_queued_less_what_was_computed_since() -> None:
     assert place(dispatcher, "three", [], 200, 10.4).expected_s == pytest.approx(1.3)
 
 
-def test_a_replica_whose_prompt_is_overdue_is_left_the_more_the_longer_it_takes() -> None:
+def test_a_replica_with_an_overdue_prompt_is_left_the_more_the_longer_it_takes() -> None:
     dispatcher = dispatcher_of(1)
     teach(dispatcher, 0, 1e-3)
     place(dispatcher, "stuck", [], 1000, 10.0)

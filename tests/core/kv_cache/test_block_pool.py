@@ -257,7 +257,7 @@ def test_an_evicted_block_is_published_no_more() -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_block_in_quarantine_is_nobodys_until_the_step_ends(is_kept: bool) -> None:
+def test_a_block_in_quarantine_is_not_free_until_the_step_ends(is_kept: bool) -> None:
     pool = BlockPool(1)
     table = kept_table(pool, 1) if is_kept else pool.allocate(1)
     pool.release(table, step_id=7)

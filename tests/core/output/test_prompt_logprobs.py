@@ -68,7 +68,7 @@ def test_what_is_cached_is_computed_again_until_all_of_them_are_known() -> None:
 
 
 @pytest.mark.parametrize("skips", [True, False, None])
-def test_who_does_not_want_the_cache_does_not_get_it(skips: bool | None) -> None:
+def test_a_request_that_does_not_want_the_cache_does_not_get_it(skips: bool | None) -> None:
     stage = Stage(max_num_batched_tokens=64)
     stage.add("a", PROMPT, max_tokens=1)
     stage.step()

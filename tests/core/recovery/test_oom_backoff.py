@@ -114,7 +114,7 @@ def test_a_small_one_is_not_blamed_for_a_large_one_that_has_left_since() -> None
     assert stage.scheduler.plan_step(0.0) is not None
 
 
-def test_a_step_whose_requests_have_all_left_teaches_nothing() -> None:
+def test_a_step_with_requests_that_have_all_left_teaches_nothing() -> None:
     stage = Stage()
     entry = stage.add("only", 8)
     stage.scheduler.plan_step(0.0)

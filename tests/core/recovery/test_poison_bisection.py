@@ -70,7 +70,7 @@ def test_a_newcomer_is_found_with_two_retries_and_no_restart_for_the_others() ->
     most_rows=st.integers(1, 40),
     seed=st.integers(0, 10_000),
 )
-def test_every_culprit_is_found_and_nobody_else(
+def test_every_culprit_is_found_and_no_other_request(
     num_rows: int, culprits: set[int], most_rows: int, seed: int
 ) -> None:
     culprits &= set(range(num_rows))
@@ -88,7 +88,7 @@ def test_every_culprit_is_found_and_nobody_else(
     assert trial.num_counted <= len(culprits) * 2
 
 
-def test_a_single_crash_holds_nobody_back_and_a_success_clears() -> None:
+def test_a_single_crash_holds_no_request_back_and_a_success_clears() -> None:
     poison_bisection = PoisonBisection()
     for _ in range(50):
         assert poison_bisection.step_failed({1: 5, 2: 7}, num_rows=2) == CrashOutcome(None, 0)
@@ -96,7 +96,7 @@ def test_a_single_crash_holds_nobody_back_and_a_success_clears() -> None:
         poison_bisection.step_done({1: 5, 2: 7})
 
 
-def test_a_success_short_of_the_mark_clears_nobody() -> None:
+def test_a_success_short_of_the_mark_clears_no_request() -> None:
     poison_bisection = PoisonBisection()
     poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
     poison_bisection.step_done({1: 7, 2: 8})
@@ -112,7 +112,7 @@ def test_a_request_that_failed_beside_one_that_has_left_is_tried_alone_before_it
     assert poison_bisection.step_failed({1: 8}, num_rows=1) == CrashOutcome(1, 3)
 
 
-def test_chance_that_strikes_first_many_and_then_one_of_them_alone_convicts_nobody() -> None:
+def test_chance_that_strikes_first_many_and_then_one_of_them_alone_convicts_no_request() -> None:
     poison_bisection = PoisonBisection()
     poison_bisection.step_failed({1: 8, 2: 8}, num_rows=2)
     assert poison_bisection.step_failed({1: 6}, num_rows=1) == CrashOutcome(None, 0)
@@ -134,7 +134,7 @@ def test_when_all_on_trial_have_left_the_next_half_is_tried() -> None:
     assert not poison_bisection.is_bisecting and poison_bisection.may_run(5)
 
 
-def test_a_crash_of_the_company_and_not_of_one_convicts_nobody_and_counts() -> None:
+def test_a_crash_of_the_company_and_not_of_one_convicts_no_request_and_counts() -> None:
     trial = Trial(lambda rows: len(rows) > 4, set(range(8)))
     for _ in range(40):
         trial.step()

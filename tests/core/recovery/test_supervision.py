@@ -102,7 +102,9 @@ def test_which_endings_are_mended(restart: Restart, crashed: bool, answer: bool)
         (Strategy.REST_FOR_ONE, "gateway", ("gateway",)),
     ],
 )
-def test_whom_a_death_takes_along(strategy: Strategy, dead: str, restarted: tuple[str, ...]) -> None:
+def test_the_children_that_a_death_takes_along(
+    strategy: Strategy, dead: str, restarted: tuple[str, ...]
+) -> None:
     assert children_to_restart(strategy, CHILDREN, dead) == restarted
 
 
@@ -111,7 +113,7 @@ def test_whom_a_death_takes_along(strategy: Strategy, dead: str, restarted: tupl
     names=st.lists(st.text(max_size=3), min_size=1, max_size=6, unique=True),
     data=st.data(),
 )
-def test_whoever_is_restarted_is_in_start_order_and_the_dead_one_among_them(
+def test_restarted_children_are_in_start_order_and_the_dead_one_among_them(
     strategy: Strategy, names: list[str], data: st.DataObject
 ) -> None:
     dead = data.draw(st.sampled_from(names))

@@ -91,7 +91,7 @@ def test_a_request_sits_out_until_its_last_token_has_been_followed() -> None:
     assert plan.rows[0].mask == b"\x02"
 
 
-def test_who_sits_a_step_out_keeps_its_share_of_the_steps_to_come() -> None:
+def test_a_request_that_sits_a_step_out_keeps_its_share_of_the_steps_to_come() -> None:
     story = Story(max_num_batched_tokens=1)
     bound = story.add("bound", is_bound=True, num_prompt_tokens=1)
     story.scheduler.guide(bound.serial, TokenMask(0, b"\x80"))

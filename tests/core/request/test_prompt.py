@@ -69,7 +69,7 @@ def test_token_ids_may_come_with_their_text() -> None:
 
 
 @pytest.mark.parametrize("beside", [{"prompt": "hi"}, {"prompt_token_ids": [1]}])
-def test_a_key_that_nobody_reads_is_refused_by_name(beside: dict[str, object]) -> None:
+def test_a_key_that_is_not_read_is_refused_by_name(beside: dict[str, object]) -> None:
     error = refusal({**beside, "multi_modal_data": {}})
     sentence = "prompt must have no other keys than prompt and prompt_token_ids; got 'multi_modal_data'"
     assert (str(error), error.field, error.got) == (sentence, "prompt", ["multi_modal_data"])

@@ -252,7 +252,7 @@ def test_a_prompt_is_checked_against_the_model_and_the_limits() -> None:
         driven(wide.tokenize(ParsedPrompt((0, 0)), many))
 
 
-def test_a_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -> None:
+def test_a_prompt_with_unlisted_ids_is_refused_by_their_number() -> None:
     steps = builder(tokenizer=Letters()).tokenize(ParsedPrompt(content="long"), SamplingParams())
     with pytest.raises(PromptTooLong, match="your prompt has 900 tokens, which leaves no room for an answer"):
         driven(steps, Tokenized("long", (), (), num_unlisted=900))
@@ -297,7 +297,7 @@ def test_a_pooled_prompt_of_ids_is_not_encoded_and_may_fill_the_context() -> Non
         pooled(ParsedPrompt(tuple(range(9))), None)
 
 
-def test_a_pooled_prompt_whose_ids_are_not_listed_is_refused_by_their_number() -> None:
+def test_a_pooled_prompt_with_unlisted_ids_is_refused_by_their_number() -> None:
     unlisted = Tokenized("long", (), (), num_unlisted=300_000)
     with pytest.raises(PromptTooLong, match=r"your prompt has 300000 tokens\. Please"):
         pooled(ParsedPrompt(content="long"), None, unlisted)

@@ -32,7 +32,7 @@ def names(there: Stage) -> set[str]:
     return {name for name, _, _ in there.step()}
 
 
-def test_a_request_whose_adapter_has_no_slot_is_overtaken() -> None:
+def test_a_request_with_an_adapter_without_a_slot_is_overtaken() -> None:
     there = stage(1)
     for request, used in (("a", adapter("x")), ("b", adapter("y")), ("c", None), ("d", adapter("x"))):
         there.add(request, 3, max_tokens=2, adapter=used)
@@ -168,7 +168,7 @@ def test_no_adapter_makes_way_for_requests_that_wait_for_the_end_of_a_bisection(
         there.now_s += 2 * MAX_WAIT_S
 
 
-def test_no_adapter_makes_way_for_a_request_whose_mask_is_not_there() -> None:
+def test_no_adapter_makes_way_for_a_request_without_its_mask() -> None:
     there = stage(1)
     there.add("x", 3, adapter=adapter("x"))
     assert names(there) == {"x"}

@@ -52,7 +52,7 @@ def test_as_many_are_let_in_as_can_run_and_wait() -> None:
     assert str(error) == "the engine is full (max_queued_requests=1); retry after 1.0 s"
 
 
-def test_a_place_that_is_reserved_is_nobody_elses() -> None:
+def test_a_place_that_is_reserved_is_no_other_requests() -> None:
     admission = make_admission()
     for _ in range(3):
         admission.reserve(0.0)
@@ -106,7 +106,7 @@ def test_a_request_is_refused_where_enough_tokens_wait(num_tokens: int, is_full:
         admission.reserve(0.0)
 
 
-def test_a_request_longer_than_the_bound_is_let_in_where_nobody_waits() -> None:
+def test_a_request_longer_than_the_bound_is_let_in_where_no_other_one_waits() -> None:
     admission = make_admission(tokens=100)
     assert admit(admission, 1000) in list(admission.journal)
 
@@ -229,7 +229,7 @@ def admits(admission: Admission, client: str, num_tokens: int = 3) -> bool:
     return True
 
 
-def test_under_fair_a_client_alone_leaves_an_eighth_of_the_places_to_whoever_comes() -> None:
+def test_under_fair_a_client_alone_leaves_an_eighth_of_the_places_to_others() -> None:
     admission = fair_admission(places=16)
     assert sum(admits(admission, "hog") for _ in range(50)) == 14
     with pytest.raises(Overloaded) as caught:
@@ -240,7 +240,7 @@ def test_under_fair_a_client_alone_leaves_an_eighth_of_the_places_to_whoever_com
     assert [admits(admission, client) for client in ("light", "third", "fourth")] == [True, True, False]
 
 
-def test_under_fair_who_has_its_share_is_refused_before_the_last_places_are_gone() -> None:
+def test_under_fair_a_client_with_its_share_is_refused_before_the_last_places_are_gone() -> None:
     admission = fair_admission(places=16)
     for _ in range(9):
         assert admits(admission, "hog")

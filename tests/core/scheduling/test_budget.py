@@ -262,7 +262,7 @@ def test_pooled_rows_have_a_part_of_what_decodes_take_once_a_bound_and_the_costs
     assert TokenBudget(make_config(fair_ttft_factor=3.0)).many_pooled_s(8, 0.5) == math.inf
 
 
-def test_prompts_that_delay_nobody_are_not_cut() -> None:
+def test_prompts_that_delay_no_answer_are_not_cut() -> None:
     limited = pace(max_prefill_delay_s=0.001)
     limited.begin_step(has_decodes=False)
     assert [taken(limited, 100), taken(limited, 100)] == [100, 100]

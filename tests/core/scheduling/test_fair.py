@@ -38,13 +38,13 @@ def test_a_client_has_many_requests_only_beside_one_with_few() -> None:
     assert company(a=100, b=1, c=2 * 4).with_many() == ["a", "c"]
 
 
-def test_who_had_many_requests_together_is_not_light_with_its_last_one() -> None:
+def test_a_client_that_had_many_requests_together_is_not_light_with_its_last_one() -> None:
     there = company(a=100, b=80)
     there.set_num_requests("b", 1)
     assert there.with_many() == []
 
 
-def test_who_had_many_requests_and_comes_back_with_one_is_light() -> None:
+def test_a_client_that_had_many_requests_and_comes_back_with_one_is_light() -> None:
     there = company(a=100, b=80)
     there.set_num_requests("b", 0)
     assert there.with_many() == []
@@ -52,7 +52,7 @@ def test_who_had_many_requests_and_comes_back_with_one_is_light() -> None:
     assert there.with_many() == ["a"]
 
 
-def test_who_has_left_counts_for_a_while() -> None:
+def test_a_client_that_has_left_counts_for_a_while() -> None:
     there = company(a=100, b=1)
     there.advance_clock(10.0)
     there.set_num_requests("b", 0)

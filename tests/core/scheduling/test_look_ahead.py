@@ -87,7 +87,7 @@ def test_a_request_that_arrives_joins_the_step_behind_the_two_in_flight_and_othe
     assert stage.shares(stage.in_flight()) == [("a", 6, 1), ("b", 2, 1)]
 
 
-def test_a_block_is_allocated_for_a_token_that_nobody_knows_yet() -> None:
+def test_a_block_is_allocated_for_a_token_that_is_not_known_yet() -> None:
     stage = decoding("a", prompt=BLOCK_SIZE - 1)
     first, second = stage.two()
     assert [row.new_block_ids for row in first.rows] == [()]
@@ -101,9 +101,7 @@ def test_two_steps_are_the_most_in_flight() -> None:
         stage.begin()
 
 
-def test_a_request_with_the_prefix_of_one_whose_step_is_in_flight_waits_for_it_also_where_that_was_planned_ahead() -> (
-    None
-):
+def test_a_request_with_the_prefix_of_one_in_flight_waits_for_it_also_where_that_was_planned_ahead() -> None:
     stage = AheadStage(max_num_batched_tokens=16)
     prompt = range(100, 109)
     stage.add("a", prompt)
@@ -179,7 +177,7 @@ def test_a_waiting_request_takes_no_row_of_a_running_one_before_the_result_is_th
     assert stage.step() == [("urgent", 0, 2)]
 
 
-def test_an_answer_whose_last_token_is_on_its_way_has_no_share_in_the_next_step() -> None:
+def test_an_answer_with_its_last_token_on_its_way_has_no_share_in_the_next_step() -> None:
     stage = decoding("short", "long", max_tokens=32)
     stage.add("last", 2, max_tokens=1)
     first, second = stage.two()

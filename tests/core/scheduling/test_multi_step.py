@@ -45,7 +45,7 @@ def stage_with(*names: str, prompt: int = 3, max_tokens: int = 32, **config: Any
     return stage
 
 
-def test_where_everybody_decodes_and_nobody_waits_a_plan_is_for_many_steps() -> None:
+def test_where_all_requests_decode_and_none_waits_a_plan_is_for_many_steps() -> None:
     stage = stage_with("a", "b")
     plan = stage.run()
     assert plan.num_steps == 8
@@ -86,7 +86,7 @@ def test_a_run_is_as_long_as_the_blocks_that_there_are() -> None:
     assert plan.num_steps == 4
 
 
-def test_without_a_block_for_all_its_steps_a_run_is_a_single_step_and_nobody_is_preempted() -> None:
+def test_without_a_block_for_all_its_steps_a_run_is_a_single_step_and_no_request_is_preempted() -> None:
     stage = stage_with("a", "b", num_blocks=2, max_model_len=8)
     plan = stage.run()
     assert (plan.num_steps, len(plan.rows)) == (1, 2)
@@ -149,7 +149,7 @@ def test_the_last_token_of_a_pooled_prompt_is_computed_in_a_single_step() -> Non
     assert (stage.shares(plan), plan.num_steps) == ([("a", 8, 1)], 1)
 
 
-def test_who_waits_is_let_in_before_the_next_step() -> None:
+def test_a_request_that_waits_is_let_in_before_the_next_step() -> None:
     stage = stage_with("a", "b", max_num_seqs=2)
     stage.add("c", 3)
     assert stage.run().num_steps == 1
@@ -159,7 +159,7 @@ def test_drafts_are_made_step_by_step() -> None:
     assert stage_with("a", num_speculative_tokens=2).run().num_steps == 1
 
 
-def test_who_was_in_a_step_that_crashed_is_computed_step_by_step() -> None:
+def test_a_request_of_a_step_that_crashed_is_computed_step_by_step() -> None:
     stage = stage_with("a", "b")
     plan = stage.run()
     stage.scheduler.recovery.poison_bisection.step_failed(stage.scheduler.marks(), num_rows=2)
@@ -236,7 +236,9 @@ def test_a_client_that_leaves_in_a_run_has_left_at_the_last_step_of_it_and_not_a
     ],
     ids=["come", "leave", "reset"],
 )
-def test_a_run_must_halt_when_somebody_comes_or_leaves_or_all_must(happen: Callable[[Stage], object]) -> None:
+def test_a_run_must_halt_when_a_request_comes_or_leaves_or_all_must(
+    happen: Callable[[Stage], object],
+) -> None:
     def must_halt() -> bool:
         return stage.scheduler.must_halt
 
@@ -263,7 +265,7 @@ def test_what_a_run_computes_of_an_answer_that_has_ended_counts_for_nothing() ->
     assert len(b.output_token_ids) == 3
 
 
-def test_blocks_of_who_leaves_a_run_are_nobodys_before_its_end() -> None:
+def test_blocks_of_a_request_that_leaves_a_run_are_not_free_before_its_end() -> None:
     stage = stage_with("a", "b")
     plan = stage.run()
     num_before = stage.pool.num_available
@@ -330,7 +332,7 @@ def test_a_plan_with_a_newcomer_or_without_a_running_request_is_for_one_step() -
     assert (stage.shares(plan), plan.num_steps) == ([("a", 5, 1)], 1)
 
 
-def test_a_plan_for_one_step_is_not_halted_whoever_waits() -> None:
+def test_a_plan_for_one_step_is_not_halted_whatever_waits() -> None:
     stage = RunningStage(max_num_seqs=1)
     assert not stage.scheduler.must_halt
     stage.add("a", 3)

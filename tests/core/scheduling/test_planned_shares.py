@@ -71,7 +71,7 @@ def test_only_the_requests_of_an_adapter_that_gives_its_slot_away_lose_their_row
     assert sum(entry.num_preemptions for entry in stage.journal) == 1
 
 
-def test_a_pause_holds_requests_whose_adapter_has_a_slot_as_well() -> None:
+def test_a_pause_holds_requests_with_an_adapter_in_a_slot_as_well() -> None:
     stage = Stage(max_adapters=2)
     first = stage.add("a", 3, adapter=adapter("x"))
     stage.add("b", 3, adapter=adapter("x"))

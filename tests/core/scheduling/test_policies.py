@@ -73,7 +73,7 @@ def test_a_better_priority_takes_the_row_of_the_worst_running_one() -> None:
     assert stage.waiting() == ["b"]
 
 
-def test_an_equal_priority_takes_nobodys_row() -> None:
+def test_an_equal_priority_takes_no_row() -> None:
     stage = priority_stage()
     for name in "ab":
         stage.add(name, 3, priority=1)
@@ -83,7 +83,7 @@ def test_an_equal_priority_takes_nobodys_row() -> None:
     assert stage.scheduler.counters.num_preemptions == 0
 
 
-def test_who_lost_its_row_goes_on_where_it_was_and_finds_its_blocks() -> None:
+def test_a_request_that_lost_its_row_goes_on_where_it_was_and_finds_its_blocks() -> None:
     stage = priority_stage()
     entry = stage.add("a", 8, priority=1, max_tokens=3)
     stage.step()
@@ -267,7 +267,7 @@ def test_a_newcomer_gets_a_row_at_once_and_no_more_than_half_of_them() -> None:
     assert sorted(names(stage.step())) == sorted(rows)
 
 
-def test_who_makes_way_sits_out_the_step_in_which_the_other_one_begins() -> None:
+def test_a_request_that_makes_way_sits_out_the_step_in_which_the_other_one_begins() -> None:
     stage = fair_stage()
     for number in range(6):
         stage.add(f"a{number}", 1, client="a")
@@ -320,7 +320,7 @@ def test_a_newcomer_starts_level_with_the_least_served_that_waits() -> None:
     assert served(stage, "b") >= 30
 
 
-def test_who_was_served_more_still_owes_it_when_it_comes_back() -> None:
+def test_a_client_that_was_served_more_still_owes_it_when_it_comes_back() -> None:
     stage = fair_stage(max_num_seqs=2, max_num_batched_tokens=64)
     for name in ("a0", "a1", "a2"):
         stage.add(name, 3, client="a", max_tokens=30)
@@ -332,7 +332,7 @@ def test_who_was_served_more_still_owes_it_when_it_comes_back() -> None:
     assert served(stage, "b") == 40
 
 
-def test_when_nobody_waits_all_accounts_are_closed() -> None:
+def test_when_no_request_waits_all_accounts_are_closed() -> None:
     stage = fair_stage()
     stage.add("a", 3, client="a")
     stage.step()
@@ -486,7 +486,7 @@ def test_under_fair_a_position_counts_a_turn_for_every_client() -> None:
     assert positions(stage) == {"a0": 0, "b0": 0, "a1": 1, "b1": 2, "a2": 3, "a3": 4}
 
 
-def test_a_reset_is_refused_while_blocks_are_in_use_unless_who_runs_may_be_preempted() -> None:
+def test_a_reset_is_refused_while_blocks_are_in_use_unless_running_requests_may_be_preempted() -> None:
     stage = Stage()
     entry: JournalEntry = stage.add("a", 8, max_tokens=4)
     stage.step()

@@ -25,7 +25,7 @@ def test_a_beginning_that_several_have_is_computed_once() -> None:
     assert stage.step() == [("a", 13, 1), ("b", 12, 1), ("c", 12, 1)]
 
 
-def test_who_begins_otherwise_is_let_in_past_those_that_wait_for_a_beginning() -> None:
+def test_a_request_that_begins_otherwise_is_let_in_past_those_that_wait_for_a_beginning() -> None:
     stage = wide_stage()
     stage.add("a", [*BEGINNING, 1])
     stage.add("b", [*BEGINNING, 2])
@@ -35,7 +35,7 @@ def test_who_begins_otherwise_is_let_in_past_those_that_wait_for_a_beginning() -
 
 
 @pytest.mark.parametrize(("num_own_tokens", "waits"), [(12, True), (13, False)])
-def test_nobody_waits_to_save_less_than_half_of_its_work(num_own_tokens: int, waits: bool) -> None:
+def test_no_request_waits_to_save_less_than_half_of_its_work(num_own_tokens: int, waits: bool) -> None:
     stage = wide_stage()
     stage.add("a", [*BEGINNING, 1])
     stage.add("b", [*BEGINNING, *range(200, 200 + num_own_tokens)])
@@ -83,7 +83,7 @@ def test_a_long_beginning_is_waited_for_chunk_by_chunk() -> None:
     assert stage.step() == [("a", 33, 1), ("b", 32, 1)]
 
 
-def test_who_waits_for_a_beginning_computes_it_when_the_other_one_is_gone() -> None:
+def test_a_request_that_waits_for_a_beginning_computes_it_when_the_other_one_is_gone() -> None:
     stage = wide_stage()
     first = stage.add("a", [*BEGINNING, 1])
     stage.add("b", [*BEGINNING, 2])
@@ -101,7 +101,7 @@ def test_who_waits_for_a_beginning_computes_it_when_the_other_one_is_gone() -> N
         pytest.param({}, {"params": {"prompt_logprobs": 1}}, id="the cache must not be read"),
     ],
 )
-def test_nobody_waits_for_what_it_could_not_find(
+def test_no_request_waits_for_what_it_could_not_find(
     config: dict[str, object], fields: dict[str, object]
 ) -> None:
     stage = wide_stage(**config)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_what_it_could_not_find(
     assert stage.step() == [("a", 0, 13), ("b", 0, 13)]
 
 
-def test_who_may_overtake_waits_for_a_beginning_and_preempts_nobody_meanwhile() -> None:
+def test_a_request_that_may_overtake_waits_for_a_beginning_and_preempts_none_meanwhile() -> None:
     stage = wide_stage(policy="priority", max_num_seqs=2)
     stage.add("worse", 9, priority=5)
     stage.step()

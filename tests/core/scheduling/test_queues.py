@@ -42,7 +42,7 @@ class Hall:
         self.pool.check(sequence.block_table for sequence in self.queues.running)
 
 
-def test_who_is_let_in_has_a_row_and_who_waits_has_none() -> None:
+def test_a_request_that_is_let_in_has_a_row_and_one_that_waits_has_none() -> None:
     hall = Hall()
     first, second = hall.enter(), hall.enter()
     hall.admit(second)
@@ -51,7 +51,7 @@ def test_who_is_let_in_has_a_row_and_who_waits_has_none() -> None:
     hall.check()
 
 
-def test_those_that_run_are_in_order_whoever_was_let_in_first() -> None:
+def test_those_that_run_are_in_order_whichever_was_let_in_first() -> None:
     hall = Hall()
     first, second = hall.enter(), hall.enter()
     hall.admit(second)
@@ -60,7 +60,7 @@ def test_those_that_run_are_in_order_whoever_was_let_in_first() -> None:
     hall.check()
 
 
-def test_who_is_let_in_shares_the_blocks_that_were_found_for_it() -> None:
+def test_a_request_that_is_let_in_shares_the_blocks_that_were_found_for_it() -> None:
     hall = Hall()
     owner, other = hall.enter(), hall.enter()
     hall.admit(owner, num_blocks=2)
@@ -107,7 +107,7 @@ def test_what_leaves_amid_a_step_keeps_its_blocks_from_others_until_that_ends() 
     hall.check()
 
 
-def test_who_leaves_while_it_waits_frees_no_row() -> None:
+def test_a_request_that_leaves_while_it_waits_frees_no_row() -> None:
     hall = Hall()
     hall.queues.take_ended_rows()
     hall.queues.leave(hall.enter(), step_id=None)
@@ -115,7 +115,7 @@ def test_who_leaves_while_it_waits_frees_no_row() -> None:
     hall.check()
 
 
-def test_every_row_has_ended_before_anybody_has_begun_and_each_is_told_once() -> None:
+def test_every_row_has_ended_before_any_request_has_begun_and_each_is_told_once() -> None:
     hall = Hall()
     assert [hall.queues.take_ended_rows(), hall.queues.take_ended_rows()] == [(0, 1), ()]
     runner = hall.enter()

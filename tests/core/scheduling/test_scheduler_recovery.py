@@ -33,7 +33,7 @@ def test_only_those_on_trial_run_and_those_that_are_cleared_make_way() -> None:
     assert entries["a"].num_preemptions == 1
 
 
-def test_who_comes_during_a_trial_waits_for_its_end() -> None:
+def test_a_request_that_comes_during_a_trial_waits_for_its_end() -> None:
     stage = Stage(max_num_batched_tokens=16)
     first = stage.add("first", 3)
     scheduler, poison_bisection = stage.scheduler, stage.scheduler.recovery.poison_bisection

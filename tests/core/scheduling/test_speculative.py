@@ -105,7 +105,7 @@ def test_a_guess_comes_after_the_last_known_token_and_goes_on_with_the_text() ->
     assert row.draft_token_ids == CIRCLE[1:5]
 
 
-def test_guesses_take_what_is_left_of_the_budget_after_those_who_wait() -> None:
+def test_guesses_take_what_is_left_of_the_budget_after_waiting_prompts() -> None:
     walk = make_walk(max_num_batched_tokens=14)
     ask(walk)
     step(walk)
@@ -191,7 +191,7 @@ def test_no_more_is_tried_than_the_answer_may_have(max_tokens: int) -> None:
     )
 
 
-def test_tokens_after_the_end_of_an_answer_are_nobodys() -> None:
+def test_tokens_after_the_end_of_an_answer_are_dropped() -> None:
     walk = make_walk()
     entry = ask(walk, eos_token_ids=(6,))
     step(walk)
@@ -278,7 +278,7 @@ def test_an_answer_bound_to_a_form_tries_nothing() -> None:
     assert set(tried) == {0}
 
 
-def test_who_was_in_a_step_that_crashed_tries_nothing_any_more() -> None:
+def test_a_request_of_a_step_that_crashed_tries_nothing_any_more() -> None:
     walk = make_walk()
     entry = ask(walk)
     step(walk)

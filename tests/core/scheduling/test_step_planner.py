@@ -138,7 +138,7 @@ def test_a_request_that_fits_exactly_is_let_in() -> None:
     assert stage.step() == [("a", 0, 4), ("b", 0, 4)]
 
 
-def test_who_waits_for_room_is_not_overtaken() -> None:
+def test_a_request_that_waits_for_room_is_not_overtaken() -> None:
     stage = Stage(num_blocks=4, max_model_len=16)
     stage.add("a", 4)
     stage.add("b", 14)
@@ -245,7 +245,7 @@ def test_the_preempted_request_starts_again_with_its_answer_so_far() -> None:
     assert b.output_token_ids == [2, 4, 5]
 
 
-def test_a_step_that_preempted_admits_nobody() -> None:
+def test_a_step_that_preempted_admits_no_request() -> None:
     stage = full_house()
     stage.add("c", 1)
     assert stage.step() == [("a", 8, 1)]  # one block of b's two is free, and c would fit
@@ -391,7 +391,7 @@ def test_what_may_be_computed_in_a_step_is_enough_for_all_that_decode() -> None:
     assert [share[2] for share in stage.step()] == [1, 1, 1, 1]
 
 
-def test_when_those_whose_turn_it_is_lose_their_rows_the_step_is_somebody_elses(
+def test_when_requests_lose_their_rows_in_their_turn_others_have_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(num_blocks=4, max_model_len=16, max_num_batched_tokens=16)

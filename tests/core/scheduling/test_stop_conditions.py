@@ -223,7 +223,7 @@ def test_the_row_of_an_aborted_request_is_named_before_it_is_filled_again() -> N
     assert [start.request_id for start in second.starts] == ["b"]
 
 
-def test_a_step_that_nobody_computes_any_more_holds_nothing_and_gives_nothing() -> None:
+def test_a_step_that_is_not_computed_any_more_holds_nothing_and_gives_nothing() -> None:
     stage = Stage()
     a, b = stage.add("a", 3), stage.add("b", range(4))
     plan = stage.in_flight()
@@ -413,7 +413,7 @@ def test_the_deadlines_of_ended_requests_are_forgotten() -> None:
     assert stage.scheduler.next_deadline() == 7.0
 
 
-def test_all_whose_time_is_up_end_together() -> None:
+def test_all_requests_out_of_time_end_together() -> None:
     stage = Stage()
     entries = [stage.add(name, 3, deadline_s=5.0) for name in "abc"]
     stage.scheduler.expire(5.0)
