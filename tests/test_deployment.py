@@ -210,7 +210,7 @@ def test_no_service_sets_a_variable_that_a_pod_takes_for_its_own(text: str, num_
 
 
 @pytest.mark.parametrize("text", [MANIFEST, WORKERS[1]], ids=["engines", "workers"])
-def test_a_pod_with_a_gpu_has_the_image_whose_torch_has_cuda(text: str) -> None:
+def test_a_pod_with_a_gpu_has_the_image_that_has_torch_with_cuda(text: str) -> None:
     containers = [container for pod in pods_in(text) for container in pod["containers"]]
     [image] = {each["image"] for each in containers if "nvidia.com/gpu" in str(each.get("resources"))}
     build = next(line for line in MANIFEST.splitlines() if line.endswith(f" -t {image} ."))

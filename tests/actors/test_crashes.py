@@ -163,7 +163,7 @@ async def test_past_the_roots_patience_every_stream_gets_the_real_cause(autojump
     assert executor.num_lives == 6 + 3
 
 
-async def test_a_death_that_nobody_saw_is_raised_where_the_engine_ends(autojump_clock: MockClock) -> None:
+async def test_a_death_that_no_request_saw_is_raised_where_the_engine_ends(autojump_clock: MockClock) -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
     crash_in_steps(executor, *range(1, 100))
 
@@ -189,7 +189,7 @@ async def test_a_tokenizer_panic_fails_one_request_and_no_other(autojump_clock: 
     assert answers[1][0] == answers[1][1]
 
 
-async def test_whoever_is_being_tokenised_when_the_engine_dies_is_told_why(
+async def test_a_request_that_is_tokenised_when_the_engine_dies_is_told_why(
     autojump_clock: MockClock, stuck_tokenizer: None
 ) -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
@@ -384,7 +384,7 @@ async def test_the_model_names_no_process_while_there_is_none(autojump_clock: Mo
         assert engine.model_info.process_id not in (None, before)
 
 
-async def test_who_comes_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:
+async def test_a_request_that_comes_while_the_runner_is_away_waits_for_it(autojump_clock: MockClock) -> None:
     async with runner_away() as (engine, stream):
         output = await engine.complete([1, 2, 3], PARAMS)
         assert output.outputs[0].token_ids == answer_of([1, 2, 3], 1, 30)
@@ -402,7 +402,9 @@ async def test_an_aborted_request_gets_what_there_is_while_the_runner_is_away(
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.ABORT, ANSWER[:4])
 
 
-async def test_who_is_late_while_the_runner_is_away_gets_what_there_is(autojump_clock: MockClock) -> None:
+async def test_a_request_that_is_late_while_the_runner_is_away_gets_what_there_is(
+    autojump_clock: MockClock,
+) -> None:
     async with runner_away(deadline=trio.current_time() + 0.8) as (_, stream):
         output = await last_of(stream)
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.DEADLINE, ANSWER[:4])
@@ -478,7 +480,9 @@ async def test_an_abort_as_the_runner_crashes_is_told_although_it_does_not_come_
     assert output.finish_reason == FinishReason.ABORT
 
 
-async def test_who_leaves_while_the_runner_is_away_is_not_computed_again(autojump_clock: MockClock) -> None:
+async def test_a_request_that_leaves_while_the_runner_is_away_is_not_computed_again(
+    autojump_clock: MockClock,
+) -> None:
     async with runner_away() as (engine, stream):
         assert engine.statistics().steps == 4
         await stream.__aexit__(None, None, None)

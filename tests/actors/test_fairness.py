@@ -205,7 +205,7 @@ async def test_it_does_so_where_a_step_of_a_hundred_rows_takes_long(
 
 
 @pytest.mark.slow
-async def test_whoever_is_alone_has_whole_steps_also_after_somebody_was_there(
+async def test_a_client_alone_has_whole_steps_also_after_another_one_was_there(
     autojump_clock: MockClock,
 ) -> None:
     served: Counter[str] = Counter()

@@ -92,7 +92,7 @@ async def test_a_long_restart_is_the_runners(autojump_clock: MockClock) -> None:
         await assert_stuck_then_well(engine, "model_runner", 50)
 
 
-async def test_a_restart_while_nobody_waits_is_no_illness(autojump_clock: MockClock) -> None:
+async def test_a_restart_while_no_request_waits_is_no_illness(autojump_clock: MockClock) -> None:
     executor = SlowExecutor(slow_step=1, start_s=50)
     async with fake_engine(executor, step_timeout=LIMIT_S) as engine:
         async with engine.generate([1], SamplingParams(max_tokens=5)):
@@ -184,7 +184,7 @@ async def test_without_a_limit_nothing_takes_too_long(autojump_clock: MockClock)
             engine.check_health()
 
 
-async def test_an_engine_that_has_closed_serves_nobody_and_one_that_drains_still_does(
+async def test_an_engine_that_has_closed_serves_no_request_and_one_that_drains_still_does(
     autojump_clock: MockClock,
 ) -> None:
     async with fake_engine() as engine:

@@ -104,7 +104,7 @@ async def test_a_poison_that_works_late_and_in_small_steps_is_found_as_well(
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 16])
-async def test_many_poisoned_requests_exhaust_nobodys_patience(
+async def test_many_poisoned_requests_exhaust_no_limit_of_restarts(
     max_num_seqs: int, autojump_clock: MockClock
 ) -> None:
     async with fake_engine(
@@ -119,7 +119,7 @@ async def test_many_poisoned_requests_exhaust_nobodys_patience(
         assert_all_blocks_back(engine)
 
 
-async def test_who_leaves_while_it_is_on_trial_ends_the_trial(autojump_clock: MockClock) -> None:
+async def test_a_request_that_leaves_while_it_is_on_trial_ends_the_trial(autojump_clock: MockClock) -> None:
     async with fake_engine(PoisonedExecutor()) as engine, trio.open_nursery() as nursery:
         poison_bisection = engine._core.recovery.poison_bisection
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=0)

@@ -245,7 +245,7 @@ async def test_what_was_found_out_of_an_answer_before_it_grew_does_not_count(
 
 
 @pytest.mark.parametrize("victim", ["guidance", "scheduler"])
-async def test_answers_survive_the_crash_of_whoever_guides_them(
+async def test_answers_survive_the_crash_of_their_guidance_or_of_the_scheduler(
     folder: Path, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seventh and the twentieth time that it does its work, it crashes."""
@@ -355,7 +355,7 @@ async def test_a_form_that_is_too_large_is_refused_with_the_limit(folder: Path) 
         ),
     ],
 )
-async def test_a_hostile_form_fails_alone_and_stalls_nobody(
+async def test_a_hostile_form_fails_alone_and_stalls_no_other_request(
     folder: Path, form: StructuredOutputsParams, limits: dict[str, Any], message: str
 ) -> None:
     async with opened(folder, max_grammar_bytes=2**20, **limits) as engine:

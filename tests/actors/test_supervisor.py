@@ -292,7 +292,9 @@ def test_siblings_have_different_names() -> None:
 # ----------------------------------------------------------------------------------------- reports
 
 
-async def test_a_report_says_who_what_why_and_of_whom(autojump_clock: MockClock) -> None:
+async def test_a_report_names_the_supervisor_the_context_the_reason_and_the_child(
+    autojump_clock: MockClock,
+) -> None:
     nursery = Nursery()
     async with trio.open_nursery() as tasks:
         await tasks.start(supervisor(nursery, [nursery.child("a")]).run)
@@ -420,7 +422,7 @@ async def test_what_is_the_interpreters_own_is_passed_on_and_the_others_are_stop
     assert trio.current_time() < 1
 
 
-async def test_a_supervisor_whose_last_child_has_ended_returns(autojump_clock: MockClock) -> None:
+async def test_a_supervisor_returns_when_its_last_child_has_ended(autojump_clock: MockClock) -> None:
     nursery = Nursery()
     boss = supervisor(nursery, [nursery.child("a", Restart.TRANSIENT)])
     await start_and(boss, lambda: nursery.end("a", None))

@@ -12,7 +12,7 @@ async def wait(bell: WaitCell, woken: list[str]) -> None:
     woken.append("woken")
 
 
-async def test_a_ring_wakes_who_waits_once(autojump_clock: MockClock) -> None:
+async def test_a_ring_wakes_the_waiting_task_once(autojump_clock: MockClock) -> None:
     bell, woken = WaitCell(), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, bell, woken)
@@ -23,7 +23,7 @@ async def test_a_ring_wakes_who_waits_once(autojump_clock: MockClock) -> None:
     assert woken == ["woken"]
 
 
-async def test_a_ring_that_nobody_waits_for_is_forgotten(autojump_clock: MockClock) -> None:
+async def test_a_ring_that_no_task_waits_for_is_forgotten(autojump_clock: MockClock) -> None:
     bell = WaitCell()
     bell.ring()
     with trio.move_on_after(1) as scope:
@@ -31,7 +31,7 @@ async def test_a_ring_that_nobody_waits_for_is_forgotten(autojump_clock: MockClo
     assert scope.cancelled_caught
 
 
-async def test_who_was_cancelled_is_not_woken_and_the_next_may_wait(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_task_is_not_woken_and_the_next_may_wait(autojump_clock: MockClock) -> None:
     bell, woken = WaitCell(), list[str]()
     with trio.move_on_after(1):
         await bell.wait()

@@ -297,7 +297,7 @@ def test_an_engine_belongs_to_its_event_loop() -> None:
 
 
 @in_asyncio
-async def test_an_engine_whose_scope_has_ended_is_closed() -> None:
+async def test_an_engine_is_closed_once_its_scope_has_ended() -> None:
     async with opened() as engine:
         stream = engine.generate([1], LONG)
     with pytest.raises(EngineClosed):

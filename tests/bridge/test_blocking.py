@@ -222,7 +222,7 @@ def test_a_forked_process_may_leave_the_scopes_of_an_engine_and_not_use_it() -> 
     assert answers[:6] == [message] * 6
 
 
-def test_an_engine_whose_scope_has_ended_is_closed() -> None:
+def test_an_engine_is_closed_once_its_scope_has_ended() -> None:
     with opened() as engine:
         pass
     with pytest.raises(EngineClosed):

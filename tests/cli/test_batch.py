@@ -190,7 +190,7 @@ def test_only_the_beginning_of_an_answer_is_cut_off(tmp_path: Path, length: int)
     assert target.read_text(encoding="utf-8") == ANSWER
 
 
-def test_an_answer_whose_line_has_lost_its_end_is_kept(tmp_path: Path) -> None:
+def test_an_answer_in_a_line_that_has_lost_its_end_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text(ANSWER + ANSWER.replace("9", "10").removesuffix("\n"), encoding="utf-8")
     assert finished_ids(target) == {"9", "10"}

@@ -53,7 +53,7 @@ def test_every_field_of_both_configurations_has_a_flag_with_its_help() -> None:
             assert field.metadata["help"] in shown
 
 
-def test_a_servers_model_lives_in_a_process_of_its_own_unless_somebody_says_otherwise() -> None:
+def test_a_servers_model_lives_in_a_process_of_its_own_unless_an_option_says_otherwise() -> None:
     defaults = SERVER_DEFAULTS
     assert options.engine_config({}, {}, defaults=defaults).runner == "process"
     assert options.engine_config({}, {"TRIOLET_RUNNER": "thread"}, defaults=defaults).runner == "thread"

@@ -132,7 +132,7 @@ def test_system_shows_sets_reads_and_removes(state: ChatState, tmp_path: Path) -
     assert state.conversation.system is None
 
 
-def test_set_without_a_value_shows_what_holds_and_whose_it_is(state: ChatState) -> None:
+def test_set_without_a_value_shows_what_holds_and_whether_it_is_a_default(state: ChatState) -> None:
     assert slash.run("/set temperature", state).say == ("  temperature         0.7  (default)",)
     assert slash.run("/set temperature 0.2", state).say == ("  temperature         0.2",)
     assert len(slash.run("/set", state).say) == len(SAMPLING_OPTIONS)

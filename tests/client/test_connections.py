@@ -12,7 +12,7 @@ from triolet.client.address import ServerAddress
 from triolet.client.http import connect
 
 
-async def test_a_connection_whose_other_end_has_vanished_is_found_within_a_minute() -> None:
+async def test_a_connection_with_a_vanished_other_end_is_found_within_a_minute() -> None:
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listener:
         port = listener.socket.getsockname()[1]

@@ -115,7 +115,7 @@ GIVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
 @pytest.mark.parametrize("given", GIVEN)
-def test_arguments_are_a_dataclass_whose_values_make_the_same_arguments(
+def test_arguments_are_a_dataclass_with_values_that_make_the_same_arguments(
     kind: type[EngineArgs], given: dict[str, Any]
 ) -> None:
     args: Any = kind(**given)

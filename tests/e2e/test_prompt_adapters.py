@@ -201,7 +201,7 @@ async def test_a_snapshot_goes_on_with_the_same_contents_or_not_at_all(base: Pat
                 pytest.fail("it has begun")
 
 
-async def test_an_answer_goes_on_in_an_engine_whose_soft_prompt_of_that_name_is_another(
+async def test_an_answer_goes_on_in_an_engine_with_another_soft_prompt_of_that_name(
     base: Path, tmp_path: Path
 ) -> None:
     begun = named(make_prompt_adapter(base, tmp_path / "begun", "PROMPT_TUNING", 5), 1)

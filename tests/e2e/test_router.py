@@ -151,7 +151,7 @@ async def test_turns_of_a_conversation_go_to_the_engine_that_has_it() -> None:
         assert read_json(fleet, f"/v1/responses/{response_id}")["id"] == response_id
 
 
-async def test_a_cancel_reaches_the_engine_and_bad_requests_cost_nobody_else_anything() -> None:
+async def test_a_cancel_reaches_the_engine_and_bad_requests_cost_other_requests_nothing() -> None:
     with open_fleet(2) as fleet:
         async with open_responses_socket(ServerAddress.of(fleet.router.url)) as socket:
             await socket.send("no JSON")

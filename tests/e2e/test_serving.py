@@ -177,7 +177,9 @@ def stalled_client(port: int) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_server_within_the_grace_period_whoever_does_not_read(server: Server) -> None:
+def test_a_signal_ends_the_server_within_the_grace_period_also_with_clients_that_do_not_read(
+    server: Server,
+) -> None:
     clients = [stalled_client(server.port) for _ in range(3)]
     until(lambda: server.metrics()["num_requests_running"] > 0)
     time.sleep(1)  # until the clients' buffers are full

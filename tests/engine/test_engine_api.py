@@ -164,7 +164,7 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(autojump_clock:
     assert len(texts[0]) == 3
 
 
-async def test_a_reader_whose_stream_is_left_by_another_task_is_told(autojump_clock: MockClock) -> None:
+async def test_a_reader_of_a_stream_that_another_task_leaves_is_told(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, trio.open_nursery() as nursery:
 
         async def read() -> None:
@@ -271,7 +271,7 @@ async def test_a_prompt_leaves_room_for_one_token_at_least(autojump_clock: MockC
         assert_all_blocks_back(engine)
 
 
-async def test_an_engine_whose_scope_has_ended_answers_nothing(autojump_clock: MockClock) -> None:
+async def test_an_engine_answers_nothing_once_its_scope_has_ended(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine:
         pass
     with pytest.raises(EngineClosed, match="scope has ended"):
@@ -288,7 +288,7 @@ async def test_a_text_is_answered_like_its_token_ids(autojump_clock: MockClock) 
     assert found[0].prompt_token_ids == found[1].prompt_token_ids == tuple(token_ids)
 
 
-async def test_a_prompt_of_twenty_megabytes_delays_nobody_s_tokens() -> None:
+async def test_a_prompt_of_twenty_megabytes_delays_no_other_requests_tokens() -> None:
     others_have_read = threading.Event()
 
     class PatientTokenizer(LetterTokenizer):

@@ -31,7 +31,7 @@ def is_monotone(found: list[RequestProgress]) -> bool:
     return positions == sorted(positions, reverse=True) and computed == sorted(computed)
 
 
-async def test_who_waits_comes_nearer_and_stands_at_0_before_its_first_token(
+async def test_a_request_that_waits_comes_nearer_and_stands_at_0_before_its_first_token(
     autojump_clock: MockClock,
 ) -> None:
     logs: list[list[RequestProgress]] = [[] for _ in range(4)]
@@ -56,7 +56,7 @@ async def test_a_long_prompt_is_followed_chunk_by_chunk(autojump_clock: MockCloc
     assert running == [0, 16, 32, 48, 60]
 
 
-async def test_who_is_overtaken_or_preempted_is_not_shown_going_back(autojump_clock: MockClock) -> None:
+async def test_a_request_overtaken_or_preempted_is_not_shown_going_back(autojump_clock: MockClock) -> None:
     log: list[RequestProgress] = []
     executor = FakeExecutor(num_blocks=64, block_size=4)
     async with fake_engine(executor, max_num_seqs=1, max_num_batched_tokens=8, policy="priority") as engine:
@@ -73,7 +73,7 @@ async def test_who_is_overtaken_or_preempted_is_not_shown_going_back(autojump_cl
     assert log[-1].num_computed_tokens == 40
 
 
-async def test_following_takes_nothing_from_who_reads(autojump_clock: MockClock) -> None:
+async def test_following_takes_nothing_from_the_reader(autojump_clock: MockClock) -> None:
     log: list[RequestProgress] = []
     async with fake_engine() as engine, engine.generate([3] * 6, SHORT) as stream:
         async with trio.open_nursery() as nursery:

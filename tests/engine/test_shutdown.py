@@ -34,7 +34,7 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-async def test_draining_lets_everybody_finish_and_nobody_in(autojump_clock: MockClock) -> None:
+async def test_draining_lets_all_requests_finish_and_none_in(autojump_clock: MockClock) -> None:
     outputs: list[RequestOutput] = []
     async with fake_engine(max_num_seqs=2) as engine, trio.open_nursery() as nursery:
 
@@ -82,7 +82,7 @@ async def test_a_drain_ends_when_the_engine_is_closed_meanwhile(autojump_clock: 
 
 
 @pytest.mark.parametrize("ending", ["closed", "drained"])
-async def test_whoever_is_being_tokenised_when_the_engine_ends_is_turned_away(
+async def test_a_request_that_is_tokenised_when_the_engine_ends_is_turned_away(
     ending: str, autojump_clock: MockClock, stuck_tokenizer: None
 ) -> None:
     refused: list[EngineClosed] = []
@@ -121,7 +121,7 @@ async def test_the_bodys_exception_comes_out_of_the_engines_scope_bare(
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_in_the_middle_of_a_step_interrupts_who_opened_the_engine_and_no_actor() -> None:
+def test_ctrl_c_in_the_middle_of_a_step_interrupts_the_task_that_opened_the_engine_and_no_actor() -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
     after: list[int] = []
 

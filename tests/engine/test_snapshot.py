@@ -249,7 +249,7 @@ async def test_answers_that_had_not_begun_wait_for_the_first_one_and_end_with_it
     assert [(one.finish_reason, one.token_ids) for one in output.outputs] == [(FinishReason.DEADLINE, ())] * 3
 
 
-async def test_names_of_what_is_resumed_are_given_to_nobody_else(autojump_clock: MockClock) -> None:
+async def test_names_of_resumed_requests_are_given_to_no_other_one(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, engine.generate([1]) as stream:
         snapshot = engine.snapshot()
         with pytest.raises(RequestIdInUse):

@@ -70,7 +70,7 @@ async def test_a_reader_loses_nothing_however_slow_it_is(
         assert len(outputs) == NUM_TOKENS
 
 
-async def test_a_slow_reader_holds_up_nobody(autojump_clock: MockClock) -> None:
+async def test_a_slow_reader_holds_up_no_other_one(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine, ask(engine) as slow:
         await trio.sleep(STEP_S)
         async with ask(engine) as fast:
@@ -176,7 +176,7 @@ async def test_without_detokenizing_there_are_tokens_and_no_text(autojump_clock:
 # ---------------------------------------------------------------------------------------- failures
 
 
-async def test_a_request_without_a_token_fails_at_its_reader_and_at_nobody_else(
+async def test_a_request_without_a_token_fails_at_its_reader_and_at_no_other_one(
     autojump_clock: MockClock,
 ) -> None:
     executor = FakeExecutor(num_blocks=64, block_size=4)
@@ -207,7 +207,7 @@ async def test_a_request_that_fails_later_has_its_first_tokens_read(autojump_clo
         assert outputs[0].outputs[0].token_ids == answer_of([4], 1, 1)
 
 
-async def test_a_request_whose_tokens_can_not_be_decoded_fails_alone(autojump_clock: MockClock) -> None:
+async def test_a_request_with_tokens_that_can_not_be_decoded_fails_alone(autojump_clock: MockClock) -> None:
     fragile = ANSWER[5]
     neighbour_prompt, neighbour_seed = [4, 5], 2
     expected = answer_of(neighbour_prompt, neighbour_seed, 9)

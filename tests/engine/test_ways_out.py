@@ -261,7 +261,7 @@ async def test_a_deadline_around_the_entering_of_a_stream_does_not_end_the_answe
         stream.close()
 
 
-async def test_a_scope_whose_deadline_is_moved_in_time_does_not_end_the_answer(
+async def test_a_scope_with_a_deadline_moved_in_time_does_not_end_the_answer(
     autojump_clock: MockClock,
 ) -> None:
     outputs: list[RequestOutput] = []
@@ -399,7 +399,7 @@ async def test_an_abort_after_the_finish_changes_nothing(autojump_clock: MockClo
 
 
 @pytest.mark.parametrize("limit", ["deadline", "queue_timeout"])
-async def test_a_request_whose_form_is_not_ready_in_time_ends_then_and_is_never_computed(
+async def test_a_request_without_its_form_in_time_ends_then_and_is_never_computed(
     limit: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async def slow_form(

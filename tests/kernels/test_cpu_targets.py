@@ -59,7 +59,9 @@ def named(name: str) -> Target:
 
 
 @pytest.mark.parametrize("best", TARGETS, ids=lambda target: target.name)
-def test_a_cpu_runs_the_targets_whose_features_it_has(best: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_runs_the_targets_with_features_that_it_has(
+    best: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend_cpu(monkeypatch, best.features)
     assert runnable() == TARGETS[TARGETS.index(best) :]
     assert missing(best) == ()
@@ -70,7 +72,7 @@ def test_a_cpu_runs_the_targets_whose_features_it_has(best: Target, monkeypatch:
     [("fp asimd cpuid", ["neon"]), ("fp asimd crc32 atomics asimdrdm dcpop asimddp", ["dotprod", "neon"])],
     ids=["Cortex-A72", "Neoverse N1"],
 )
-def test_an_arm_runs_the_targets_whose_features_its_system_names(
+def test_an_arm_runs_the_targets_with_features_that_its_system_names(
     features: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = ("Features\t: " + features, "CPU implementer\t: 0x41")
@@ -125,7 +127,7 @@ def test_a_target_that_this_machine_can_not_run_is_refused_and_says_what_it_lack
     assert chosen().target.name == "avx2"
 
 
-def test_a_target_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIOLET_CPU_TARGET", "mmx")
     with pytest.raises(ConfigError, match=r"TRIOLET_CPU_TARGET must be one of auto, off, .*; got 'mmx'"):
         kernels.__wrapped__()

@@ -84,7 +84,7 @@ def test_steps_in_the_background_give_the_tokens_that_they_give_otherwise(runner
     assert there == here
 
 
-def test_pages_of_the_cache_are_told_of_when_steps_are_computed_whoever_does(
+def test_pages_of_the_cache_are_told_of_when_steps_are_computed_in_either_way(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []

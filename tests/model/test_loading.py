@@ -132,7 +132,7 @@ def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(tmp_path: Path) ->
         load_model(str(tmp_path / "nowhere"))
 
 
-def test_an_architecture_that_nobody_knows_is_unsupported(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_unsupported(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path)
     change_json(
         folder / "config.json", architectures=["NobodyKnowsThisForCausalLM"], model_type="nobody_knows"

@@ -212,7 +212,7 @@ def test_min_tokens_and_penalties_see_what_the_runner_sampled() -> None:
     assert all(token_id % 2 for token_id in driver.answers[0][:4])
 
 
-def test_logprobs_come_with_the_token_for_those_who_asked() -> None:
+def test_logprobs_come_with_the_token_for_rows_that_asked() -> None:
     driver = Driver(make_runner())
     asked = SamplingParams(temperature=0, logprobs=3)
     first, second = driver.step([start(0, [5]), start(1, [5], params=asked)]).tokens
@@ -223,7 +223,7 @@ def test_logprobs_come_with_the_token_for_those_who_asked() -> None:
     assert second.logprobs.logprobs[0] == pytest.approx(logprobs.max().item())
 
 
-def test_a_row_whose_logits_are_not_numbers_fails_alone_and_may_leave() -> None:
+def test_a_row_with_logits_that_are_not_numbers_fails_alone_and_may_leave() -> None:
     driver = Driver(make_runner(FakeCausalModel(poison=13)))
     result = driver.step(
         [start(0, [1, 2]), start(1, [13, 2], epoch=7), start(2, [4], params=SamplingParams())]

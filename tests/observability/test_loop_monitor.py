@@ -53,7 +53,7 @@ async def test_the_longest_step_is_measured(fake_time: FakeTime) -> None:
     assert watch.num_long == 1
 
 
-async def test_who_waits_is_no_hog(fake_time: FakeTime) -> None:
+async def test_a_task_that_waits_is_no_hog(fake_time: FakeTime) -> None:
     watch = LoopMonitor()
     with watch.installed():
         await trio.sleep(0.01)

@@ -8,7 +8,7 @@ from triolet.protocol.access import Access
 from triolet.protocol.errors import WireError
 
 
-def test_without_keys_everybody_is_let_in_and_nobody_has_a_name() -> None:
+def test_without_keys_every_client_is_let_in_and_none_has_a_name() -> None:
     assert Access().owner(None) is None
     assert Access().owner("Bearer whatever") is None
 

@@ -472,7 +472,7 @@ async def test_a_path_comes_to_the_engine_as_the_client_has_written_it(
         assert (got.status, engine.asked[-1].target) == (200, f"{path}?x=%20")
 
 
-def test_a_path_whose_encoding_a_server_does_not_tell_is_encoded_anew() -> None:
+def test_a_path_without_its_encoding_from_the_server_is_encoded_anew() -> None:
     assert _target_of({"path": "/v1/models/ü b", "query_string": b"x=1"}) == "/v1/models/%C3%BC%20b?x=1"
 
 

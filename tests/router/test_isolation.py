@@ -369,7 +369,7 @@ class Ending(Received):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_whose_engine_is_down_when_all_of_it_is_sent_is_not_computed_again(
+async def test_an_answer_of_an_engine_that_is_down_when_all_of_it_is_sent_is_not_computed_again(
     stream: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     go_on = trio.Event()

@@ -124,7 +124,7 @@ async def test_a_client_that_makes_an_engine_close_its_websocket_is_told_so_and_
         assert fleet.states() == ["up", "up"]
 
 
-async def test_a_turn_whose_engine_breaks_the_connection_goes_on_at_another_one_that_is_its_home_at_once(
+async def test_a_turn_at_an_engine_that_breaks_the_connection_goes_on_at_another_one_that_is_its_home_at_once(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     held = trio.Event()
@@ -248,7 +248,7 @@ async def test_a_turn_that_is_not_over_at_the_end_of_the_grace_period_ends_with_
     ],
     ids=["no keys", "keys that no engine checks", "keys"],
 )
-async def test_limits_of_clients_whose_keys_no_engine_checks_count_by_address(
+async def test_limits_of_clients_with_keys_that_no_engine_checks_count_by_address(
     engine_key: str | None,
     keys: tuple[str | None, ...],
     names: list[str],
@@ -369,7 +369,7 @@ async def terminal_event(socket: ClientWebSocket) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "code", "wait_s"), [(429, "rate_limit_exceeded", 7), (503, "service_unavailable", 0)]
 )
-async def test_a_stream_whose_next_engine_refuses_it_for_now_goes_on_there_later(
+async def test_a_stream_that_the_next_engine_refuses_for_now_goes_on_there_later(
     over: str,
     status: int,
     code: str,
@@ -601,7 +601,7 @@ async def test_a_cancel_of_a_response_that_moves_comes_to_its_next_engine_when_t
 
 @pytest.mark.parametrize("seed", [None, -1])
 @pytest.mark.parametrize("over", ["websocket", "http"])
-async def test_a_request_whose_seed_an_engine_would_draw_gets_one_of_the_router(
+async def test_a_request_that_leaves_its_seed_to_the_engine_gets_one_of_the_router(
     seed: int | None, over: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     seeds: list[int] = []
@@ -756,7 +756,7 @@ async def test_a_response_that_is_not_stored_is_gone_when_its_engine_has_closed_
         assert (await terminal_event(socket))["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_response_whose_websocket_an_engine_closes_for_its_age_goes_on_at_another_one(
+async def test_a_response_on_a_websocket_that_an_engine_closes_for_its_age_goes_on_at_another_one(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     old = [*dumped("resp_1", "a")[:2], refusing(400, "websocket_connection_limit_reached"), 1001]

@@ -181,7 +181,7 @@ def test_a_token_that_ends_an_answer_ends_it_also_after_a_crash_in_between(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_request_whose_scheduler_crashes_while_ending_it_has_ended(nth: int) -> None:
+def test_a_request_has_ended_when_the_scheduler_crashes_while_ending_it(nth: int) -> None:
     world = simulate(tell(Fault("scheduler.finish.middle", nth, "error")))
     assert world.violations == []
     assert world.fired.total() == 1

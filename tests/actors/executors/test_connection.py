@@ -98,7 +98,7 @@ async def test_frames_longer_than_there_is_room_for_arrive_whole_and_in_order(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_writer_whose_end_is_closed_says_so(
+async def test_a_writer_with_a_closed_end_says_so(
     ends: tuple[trio.socket.SocketType, socket.socket], is_stream: bool
 ) -> None:
     ours, _ = ends
@@ -110,7 +110,7 @@ async def test_a_writer_whose_end_is_closed_says_so(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_who_waits_for_a_flush_is_told_that_the_other_end_has_gone(
+async def test_a_task_that_waits_for_a_flush_is_told_that_the_other_end_has_gone(
     ends: tuple[trio.socket.SocketType, socket.socket], nursery: trio.Nursery, is_stream: bool
 ) -> None:
     ours, theirs = ends
@@ -196,7 +196,7 @@ async def test_a_long_message_is_read_in_small_parts_where_memory_is_short(
     assert data == message
 
 
-async def test_a_reader_whose_own_end_is_closed_is_told_so_before_and_while_it_waits(
+async def test_a_reader_with_its_own_end_closed_is_told_so_before_and_while_it_waits(
     ends: tuple[trio.socket.SocketType, socket.socket], nursery: trio.Nursery
 ) -> None:
     ours, _ = ends

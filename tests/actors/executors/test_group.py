@@ -122,7 +122,7 @@ async def test_a_rank_that_fails_ends_its_group_with_its_own_error(autojump_cloc
             await trio.sleep_forever()
 
 
-async def test_a_group_whose_rank_fails_is_restarted(autojump_clock: MockClock) -> None:
+async def test_a_group_with_a_rank_that_fails_is_restarted(autojump_clock: MockClock) -> None:
     class Grouped(FakeExecutor):
         @asynccontextmanager
         async def running(self) -> AsyncGenerator[None]:

@@ -180,7 +180,7 @@ async def test_the_loop_goes_on_while_a_step_runs() -> None:
             may_end.set()
 
 
-async def test_whoever_is_cancelled_during_a_step_waits_for_its_end() -> None:
+async def test_a_task_cancelled_during_a_step_waits_for_its_end() -> None:
     has_begun, may_end = threading.Event(), threading.Event()
     events: list[str] = []
 
@@ -411,7 +411,7 @@ async def test_a_run_in_the_background_is_followed_to_its_end() -> None:
 
 @linux_only
 @pytest.mark.parametrize("plan", [SECOND_STEP, RUN], ids=["step", "run"])
-async def test_whoever_is_cancelled_during_a_plan_in_the_background_halts_it_and_waits_for_its_end(
+async def test_a_task_cancelled_during_a_plan_in_the_background_halts_it_and_waits_for_its_end(
     plan: StepPlan,
 ) -> None:
     runner = BackgroundFake()
@@ -441,7 +441,7 @@ async def test_whoever_is_cancelled_during_a_plan_in_the_background_halts_it_and
 
 
 @linux_only
-async def test_a_run_whose_results_nobody_can_take_is_waited_for_before_its_memory_is_given_back() -> None:
+async def test_a_run_with_refused_results_is_waited_for_before_its_memory_is_given_back() -> None:
     runner = BackgroundFake()
     executor = ThreadExecutor(runner.load)
 

@@ -94,7 +94,7 @@ def test_a_process_of_the_processes_own_does_not_hold_its_lifeline() -> None:
         ("raise OSError", 1),
     ],
 )
-def test_its_end_comes_with_that_of_the_process_whose_exit_code_is_known_by_then(
+def test_its_end_comes_with_that_of_the_process_and_the_exit_code_is_known_by_then(
     line: str, returncode: int
 ) -> None:
     with Holder() as holder:
@@ -117,7 +117,7 @@ def test_how_a_process_ends_that_was_killed_is_known_at_once() -> None:
         assert exit_code_of(holder.popen.pid) == -9
 
 
-def test_of_nobody_it_is_not_known() -> None:
+def test_the_exit_code_of_a_process_that_is_gone_is_not_known() -> None:
     with Holder() as holder:
         pass
     assert exit_code_of(holder.popen.pid) is None

@@ -674,7 +674,7 @@ async def test_without_a_step_timeout_a_step_may_take_for_ever() -> None:
 
 
 @pytest.mark.parametrize("when", ["load", "1"])
-async def test_whoever_is_cancelled_does_not_wait_for_the_process(when: str, mock_clock: MockClock) -> None:
+async def test_a_cancelled_task_does_not_wait_for_the_process(when: str, mock_clock: MockClock) -> None:
     """Trio's clock stands still: no grace period can end here."""
     executor = executor_that("hang", when)
     processes: list[ChildProcess] = []

@@ -208,7 +208,7 @@ NO_THREAD = RuntimeError("can't start new thread")
     [(1, NO_PROCESS), (2, NO_PROCESS), (2, MemoryError()), (1, NO_THREAD), (1, None)],
     ids=["shortage", "group", "memory", "thread", "dies"],
 )
-async def test_a_worker_whose_process_cannot_be_started_or_dies_at_once_tries_on_after_longer_and_longer_pauses(
+async def test_a_worker_that_can_start_no_process_or_loses_it_at_once_tries_on_after_longer_and_longer_pauses(
     num_ranks: int, error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawn, spawned_s = agent._spawn, list[float]()

@@ -222,7 +222,7 @@ def test_a_published_kimi_linear_numbers_its_layers_from_one_and_says_its_heads_
     assert [layer.moe is None for layer in read.layers] == [True, False, False, False, False]
 
 
-def test_an_olmo_hybrid_whose_rotary_base_is_null_does_not_encode_positions() -> None:
+def test_an_olmo_hybrid_with_a_null_rotary_base_does_not_encode_positions() -> None:
     def turns(**fields: Any) -> bool:
         layers = parse("OlmoHybridForCausalLM", **fields).layers
         assert all(layer.rope is None for layer in layers if layer.recurrent is not None)

@@ -90,7 +90,7 @@ def test_the_torch_decoder(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-def test_transformers_whose_families_cap_and_scale_logits_after_the_head(
+def test_transformers_with_families_that_cap_and_scale_logits_after_the_head(
     family: str, check: Callable[[CausalModel], None], tmp_path: Path
 ) -> None:
     folder = make_model(family, tmp_path)

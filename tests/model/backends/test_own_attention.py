@@ -138,7 +138,7 @@ def test_a_model_without_positions_reaches_as_far_as_its_config_or_else_max_mode
     assert load(tmp_path, max_model_len=given).spec.max_position == length
 
 
-def test_a_model_whose_config_names_no_length_is_refused_without_max_model_len(tmp_path: Path) -> None:
+def test_a_model_without_a_length_in_its_config_is_refused_without_max_model_len(tmp_path: Path) -> None:
     architecture, own = FAMILIES["bloom"]
     save_model(tmp_path, f"{architecture}ForCausalLM", **{**own, "seq_length": None})
     with pytest.raises(

@@ -42,7 +42,7 @@ BOTH_KINDS = ["sliding_attention", "full_attention"]
 # ------------------------------------------------------------------------------------------- thresholds and spans
 
 
-def test_every_whole_number_whose_name_speaks_of_a_length_is_a_threshold() -> None:
+def test_every_whole_number_with_a_name_that_speaks_of_a_length_is_a_threshold() -> None:
     config = {
         "sliding_window": 512,
         "floor_scale": 8192.0,
@@ -177,7 +177,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, defect: Any) -> None:
 
 @pytest.mark.parametrize("family", WITH_WINDOWS)
 @pytest.mark.parametrize("by", [None, 1, -1])
-def test_an_attention_whose_window_is_not_the_configs_is_seen(
+def test_an_attention_with_another_window_than_the_configs_is_seen(
     family: str, by: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(metadata: AttentionMetadata, window: int | None) -> tuple[AttentionMetadata, int | None]:

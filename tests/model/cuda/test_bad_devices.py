@@ -105,7 +105,7 @@ def test_a_driver_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pyte
         load_runner(EngineConfig(model=str(tmp_path), device="cuda"))
 
 
-def test_a_load_whose_step_kernels_do_not_compile_keeps_its_rows_on_the_host(
+def test_a_load_with_step_kernels_that_do_not_compile_keeps_its_rows_on_the_host(
     tmp_path: Path, on_device: NoGraphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def apply_writes(*_: object) -> None:

@@ -234,7 +234,7 @@ def test_no_page_that_a_step_may_write_is_given_back() -> None:
     assert (tensor == tensor[:, :1]).all()
 
 
-def test_the_thread_ends_with_whose_it_is_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
+def test_the_thread_ends_with_its_owner_and_lets_go_of_the_cache(num_threads: Callable[[], int]) -> None:
     tensor = make_tensor()
     cache = weakref.ref(tensor)
     pages: PagePrefault | None = PagePrefault([tensor], min_bytes=BLOCK_BYTES)

@@ -34,7 +34,7 @@ def test_tokens_that_a_short_mask_says_nothing_of_may_not_come() -> None:
     assert (logits[0, 8:] == NEVER).all()
 
 
-def test_bits_behind_the_vocabulary_are_nobodys() -> None:
+def test_bits_behind_the_vocabulary_are_ignored() -> None:
     logits = torch.zeros(1, 5)
     apply_bitmasks_(logits, [b"\xe1\xff\xff"])
     assert logits[0].tolist() == [0.0, NEVER, NEVER, NEVER, NEVER]

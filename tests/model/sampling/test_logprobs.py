@@ -98,7 +98,7 @@ def test_named_tokens_come_instead_of_the_likeliest() -> None:
 
 
 @pytest.mark.parametrize("mode", LOGPROBS_MODES)
-def test_who_asks_changes_nothing_for_who_does_not(mode: str) -> None:
+def test_a_row_that_asks_for_logprobs_changes_nothing_for_one_that_does_not(mode: str) -> None:
     """In a batch of all kinds of rows, tokens are those of a batch without log-probabilities."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},

@@ -204,7 +204,7 @@ def test_what_is_not_stored_is_known_on_its_own_connection_only() -> None:
     assert second.create(previous_response_id=stored_id) == []
 
 
-def test_nobody_continues_what_another_key_said() -> None:
+def test_no_key_continues_what_another_one_said() -> None:
     store = ResponseStore(10, 2**20)
     mine, theirs = Talk(context(store=store), "key 1"), Talk(context(store=store), "key 2")
     mine.create()
@@ -571,6 +571,6 @@ def test_the_tools_of_a_response_are_planned_once(count_plans: list[str | None])
     assert count_plans == ["hermes"]
 
 
-def test_a_model_whose_calls_can_not_be_read_refuses_tools() -> None:
+def test_a_model_with_calls_that_can_not_be_read_refuses_tools() -> None:
     assert code(Talk().create(tools=[ADD])) == "unsupported_parameter"
     assert Talk().create(tools=[], tool_choice="auto") == []

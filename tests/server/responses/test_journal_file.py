@@ -184,7 +184,7 @@ async def test_a_journal_of_another_model_is_renamed_with_one_warning(
     assert (tmp_path / "journal.refused").read_bytes() == data
 
 
-async def test_a_response_whose_chat_lacks_a_field_is_refused_at_the_start(
+async def test_a_response_with_a_chat_that_lacks_a_field_is_refused_at_the_start(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     path = tmp_path / "journal"

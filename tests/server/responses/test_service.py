@@ -212,7 +212,7 @@ async def test_a_chat_that_is_too_long_is_shortened_where_that_is_asked_for(
         (GatewayConfig(api_keys=("secret",)), {"authorization": "Bearer secreT"}, 401, "invalid_api_key"),
     ],
 )
-async def test_who_may_not_enter_is_told_so(
+async def test_a_client_that_may_not_enter_is_told_so(
     config: GatewayConfig, headers: dict[str, str], status: int, code: str
 ) -> None:
     async with chatting_engine() as engine, open_gateway(engine, config) as gateway:
@@ -288,7 +288,7 @@ ENCODED = "triolet-api-key.cE4zL3hRPT0tX34sOw"
         ("triolet-api-key.AAAA", False),  # characters that no header can carry
     ],
 )
-async def test_a_page_can_send_a_key_whose_characters_no_subprotocol_may_have(
+async def test_a_page_can_send_a_key_with_characters_that_no_subprotocol_may_have(
     offered: str, is_open: bool
 ) -> None:
     config = GatewayConfig(api_keys=("pN3/xQ==-_~,;",))
@@ -517,7 +517,7 @@ async def test_a_drain_lets_active_answers_finish_and_refuses_new_ones(
             await trio.aclose_forcefully(ours)
 
 
-async def test_a_drain_ends_in_time_whoever_reads(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_drain_ends_in_time_whatever_clients_read(autojump_clock: trio.testing.MockClock) -> None:
     pair = trio.testing.lockstep_stream_pair()
     async with chatting_engine() as engine, open_gateway(engine) as gateway:
         async with connected_through(gateway, pair) as stalled, connected(gateway) as reading:
@@ -593,7 +593,7 @@ async def test_a_client_that_has_the_last_event_gets_no_other_one_and_keeps_its_
             assert endings(await second.until_ended()) == [":response.incomplete"]
 
 
-async def test_a_resumable_answer_that_nobody_comes_back_for_is_aborted(
+async def test_a_resumable_answer_that_no_client_comes_back_for_is_aborted(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with chatting_engine() as engine:

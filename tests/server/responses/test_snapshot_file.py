@@ -127,7 +127,7 @@ async def test_a_response_with_vendor_events_goes_on_with_them_and_its_numbers_s
     assert text_of(numbered) == expected_text("Hi", 6, LONG)
 
 
-async def test_a_response_that_nobody_read_to_its_end_can_be_read_in_the_next_server(
+async def test_a_response_that_no_client_read_to_its_end_can_be_read_in_the_next_server(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     path = tmp_path / "kept"
@@ -185,7 +185,7 @@ async def test_only_the_key_that_asked_reads_on_in_the_next_server(
         assert endings(events) == [":response.incomplete"]
 
 
-async def test_a_response_that_nobody_reads_on_in_the_next_server_is_aborted(
+async def test_a_response_that_no_client_reads_on_in_the_next_server_is_aborted(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     path = tmp_path / "kept"

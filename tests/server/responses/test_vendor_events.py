@@ -153,7 +153,7 @@ async def resumed(gateway: ResponsesService, response_id: str, after: int) -> li
         return await client.until_ended()
 
 
-async def test_who_resumes_is_told_where_the_response_is_now(autojump_clock: MockClock) -> None:
+async def test_a_client_that_resumes_is_told_where_the_response_is_now(autojump_clock: MockClock) -> None:
     config = GatewayConfig(resume_grace=60.0)
     async with engine_of_one_row() as engine, open_gateway(engine, config) as gateway:
         async with connected(gateway) as other:

@@ -18,7 +18,9 @@ from triolet.server.transport.input_limits import ROUTED_BYTES, ROUTED_HEADER
 CHAT = "/v1/chat/completions"
 
 
-async def test_an_engine_with_keys_lets_nobody_in_without_one(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_engine_with_keys_lets_no_client_in_without_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with serving(api_keys=("engines",)) as scene:
         assert scene.gateway is not None
         for access in (scene.app.state.context.access, scene.gateway.access):

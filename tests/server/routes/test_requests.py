@@ -23,7 +23,9 @@ async def test_live_requests_are_listed(autojump_clock: MockClock) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_key_sees_its_own_requests_and_nobody_s_without_one(autojump_clock: MockClock) -> None:
+async def test_a_key_sees_its_own_requests_and_no_client_sees_any_without_one(
+    autojump_clock: MockClock,
+) -> None:
     config = GatewayConfig(api_keys=("alice-key", "bob-key"))
     alice, bob = ({"authorization": f"Bearer {key}"} for key in config.api_keys)
     async with serving(config=config) as scene, trio.open_nursery() as nursery:

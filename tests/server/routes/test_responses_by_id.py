@@ -56,7 +56,7 @@ async def test_a_stream_is_cancelled_by_another_request_and_frees_its_blocks_wit
         assert (await scene.post(f"{path}/cancel")).json == cancelled
 
 
-async def test_who_waits_for_the_whole_of_a_cancelled_response_gets_what_there_is(
+async def test_a_client_that_waits_for_the_whole_of_a_cancelled_response_gets_what_there_is(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     answers = []
@@ -92,7 +92,7 @@ async def test_a_response_of_a_websocket_is_cancelled_over_http_and_its_lane_goe
         assert is_idle(scene)
 
 
-async def test_a_resumable_response_that_nobody_reads_can_be_cancelled(
+async def test_a_resumable_response_that_no_client_reads_can_be_cancelled(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with serving(endless()) as scene, trio.open_nursery() as nursery:
@@ -189,7 +189,7 @@ async def test_a_running_response_is_not_deleted(autojump_clock: trio.testing.Mo
         nursery.cancel_scope.cancel()
 
 
-async def test_nobody_cancels_or_sees_what_is_another_keys(autojump_clock: trio.testing.MockClock) -> None:
+async def test_no_key_cancels_or_sees_what_is_another_ones(autojump_clock: trio.testing.MockClock) -> None:
     config = GatewayConfig(api_keys=("mine", "yours"))
     mine, yours = ({"authorization": f"Bearer {key}"} for key in config.api_keys)
     async with serving(endless(), config) as scene, trio.open_nursery() as nursery:

@@ -507,7 +507,7 @@ async def test_more_frames_in_a_second_than_allowed_end_the_connection(
     assert len(frames) == 201
 
 
-async def test_pongs_that_nobody_asked_for_are_limited(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pongs_that_no_ping_asked_for_are_limited(autojump_clock: trio.testing.MockClock) -> None:
     assert code_of(await exchange([Frame(PONG, b"x").encode() * 20_000])) == 1008
 
 

@@ -409,7 +409,7 @@ main(None, int(sys.argv[1]))
 """
 
 
-def test_a_grammar_process_whose_parent_ended_before_it_could_ask_for_a_signal_ends_at_once() -> None:
+def test_a_grammar_process_with_a_parent_that_ended_before_it_could_ask_for_a_signal_ends_at_once() -> None:
     command = [sys.executable, "-c", ORPHAN, "1" if os.getpid() != 1 else "2"]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, check=False
