@@ -157,8 +157,8 @@ def one_thread() -> Iterator[None]:
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     """Virtual time that jumps when nothing else is left to do, and stands still while a thread works.
 
-    To Trio, who waits for a thread is idle: pytest-trio's own clock jumps from deadline to deadline meanwhile, as far
-    as the thread is slow, so that a busy machine would decide the test.
+    To Trio, a task that waits for a thread is idle: pytest-trio's own clock jumps from deadline to deadline meanwhile,
+    as far as the thread is slow, so that a busy machine would decide the test.
     """
     clock = MockClock(autojump_threshold=0)
     monkeypatch.setattr(trio.to_thread, "run_sync", _stopping(clock, trio.to_thread.run_sync))

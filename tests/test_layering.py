@@ -303,7 +303,7 @@ def test_importing_triolet_loads_neither_torch_nor_transformers() -> None:
     """)
     assert "triolet" in loaded
     assert not {"torch", "transformers", "triton", "numpy"} & set(loaded)
-    # Seconds depend on who else uses the machine; modules do not. An interpreter has 50, Trio brings 200.
+    # Seconds depend on what else runs on the machine; modules do not. An interpreter has 50, Trio brings 200.
     assert len(loaded) < 400, f"import triolet loads {len(loaded)} modules"
 
 

@@ -192,7 +192,7 @@ def check(engine: Engine) -> None:
 
 
 def assert_all_blocks_back(engine: Engine) -> None:
-    """Nothing is held by anybody."""
+    """No request holds anything."""
     statistics = engine.statistics()
     assert statistics.kv_blocks_free + statistics.kv_blocks_cached == statistics.kv_blocks_total
     assert statistics.num_requests_live == 0

@@ -172,7 +172,7 @@ async def test_a_death_that_no_request_saw_is_raised_where_the_engine_ends(autoj
             with trio.move_on_after(0.001):
                 await engine.complete([1, 2, 3], SamplingParams(max_tokens=5))
             executor.before_step = lambda plan: None
-            engine._die(Planted("while nobody looked"))
+            engine._die(Planted("while no request waited"))
 
     with pytest.raises(EngineDead) as caught:
         await die_alone()
@@ -510,7 +510,7 @@ async def test_an_engine_closes_at_once_while_the_runner_is_away(autojump_clock:
 
 
 class AbruptExecutor(FakeExecutor):
-    """Crashes once, in the second step of a run, before anybody can have read what the first one gave."""
+    """Crashes once, in the second step of a run, before any client can have read what the first one gave."""
 
     async def compute(self, plan: StepPlan) -> StepResult:
         if self.num_lives == 1 and any(plan.step_id == earlier.step_id for earlier in self.plans):
@@ -591,7 +591,7 @@ async def test_what_does_not_fit_into_a_smaller_second_life_fails_by_name_and_th
 async def test_what_ends_while_no_scheduler_lives_is_not_told_to_the_dead_one(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one may have died in the middle of anything: what it would do with an abort is anybody's guess."""
+    """The last one may have died in the middle of anything: what it would do with an abort is unknown."""
     async with runner_away() as (engine, stream):
         dead = engine._core.scheduler
         assert dead is not None
@@ -602,7 +602,7 @@ async def test_what_ends_while_no_scheduler_lives_is_not_told_to_the_dead_one(
         engine.abort("r")
         output = await last_of(stream)
         assert (output.finish_reason, output.outputs[0].token_ids) == (FinishReason.ABORT, ANSWER[:4])
-        assert trio.current_time() == began_s, "nobody waits for the runner to hear of that"
+        assert trio.current_time() == began_s, "no task waits for the runner to hear of that"
 
 
 @pytest.mark.slow

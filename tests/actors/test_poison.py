@@ -112,7 +112,7 @@ async def test_many_poisoned_requests_exhaust_no_limit_of_restarts(
     ) as engine:
         poisoned = range(0, 20, 2)
         assert len(await ask_all(engine, prompts(*poisoned, num_requests=20))) == len(poisoned)
-        for _ in range(30):  # and one after the other, with nobody else there
+        for _ in range(30):  # and one after the other, with no other request there
             assert len(await ask_all(engine, prompts(0, num_requests=1))) == 1
         assert trio.current_time() < 30, "all in one window of restarts"
         engine.check_health()

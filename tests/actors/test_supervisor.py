@@ -154,7 +154,7 @@ async def test_crashes_that_have_been_explained_do_not_count(autojump_clock: Moc
     boss = supervisor(
         nursery, [nursery.child("a")], max_restarts=2, take_uncounted_restarts=lambda: pardons.pop(0)
     )
-    with pytest.raises(ExceptionGroup, match="nursery"):  # noqa: PT012 - the one who is asked to die again
+    with pytest.raises(ExceptionGroup, match="nursery"):  # noqa: PT012 - the one that is asked to die again
         async with trio.open_nursery() as tasks:
             await tasks.start(boss.run)
             for _ in range(100):

@@ -26,7 +26,7 @@ NUM_TOKENS = 20
 
 
 class HangingOnce:
-    """An inbox that never gives the n-th message to the one who waits for it; the message stays where it is."""
+    """An inbox that never gives the n-th message to the task that waits for it; the message stays where it is."""
 
     def __init__(self, inbox: Any, nth: int, told: list[int] | None = None) -> None:
         self._inbox, self._nth = inbox, nth

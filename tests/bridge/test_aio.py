@@ -61,7 +61,7 @@ async def opened(executor: FastExecutor | None = None, **fields: object) -> Asyn
 
 @contextmanager
 def nothing_is_logged() -> Iterator[None]:
-    """Check that asyncio had no error to log, such as one of a future that nobody asked for."""
+    """Check that asyncio had no error to log, such as one of a future that was not awaited."""
     logged: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: logged.append(context))

@@ -42,7 +42,7 @@ class Terminal:
             "TERM": "xterm-256color",
             "PYTHONPATH": os.pathsep.join([str(SRC), str(ROOT)]),
             "XDG_STATE_HOME": str(home),
-            "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here answers where the cursor is
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # nothing here answers where the cursor is
         }
         # The terminal's size is the one set above, whatever pytest runs in.
         others = ("NO_COLOR", "COLUMNS", "LINES")

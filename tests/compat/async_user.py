@@ -70,7 +70,7 @@ async def ask(
         prompt: as `generate` takes it.
         kind: of its outputs.
         abort_after: outputs after which it is aborted.
-        leave_after: outputs after which nobody listens any more.
+        leave_after: outputs after which they are no longer read.
         **params: of sampling.
     """
     outputs: list[Any] = []

@@ -138,7 +138,7 @@ async def test_an_abort_ends_the_stream_with_what_there_is(autojump_clock: MockC
     async with face() as llm:
         async with llm.generate(PROMPT, LONG, "r") as outputs:
             await anext(outputs)
-            await llm.abort(["r", "nobody"])
+            await llm.abort(["r", "unknown"])
             last = [output async for output in outputs][-1]
         await llm.abort("r")
         assert last.finish_reason is FinishReason.ABORT

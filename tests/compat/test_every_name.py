@@ -143,9 +143,9 @@ REFUSING = [(AsyncLLM, ASYNC_METHODS), (LLMEngine, METHODS), (LLM, OFFLINE_METHO
     ("face", "name"), [(face, name) for face, methods in REFUSING for name in methods], ids=str
 )
 def test_what_is_not_offered_raises_a_typed_error_that_names_it(face: type, name: str) -> None:
-    nobody: object = object.__new__(face)
+    empty: object = object.__new__(face)
     with pytest.raises(UnsupportedFeature, match=f"^{name} is not offered: .+") as caught:
-        getattr(nobody, name)("anything", level=1)
+        getattr(empty, name)("anything", level=1)
     assert isinstance(caught.value, ValueError)
 
 

@@ -162,7 +162,7 @@ def test_a_cache_salt_is_a_text(engine: LLMEngine, salt: object) -> None:
 def test_several_requests_are_aborted_under_vllms_name_for_them(engine: LLMEngine) -> None:
     for request_id in ("a", "b", "c"):
         engine.add_request(request_id, "A", seeded(1))
-    engine.abort_request(request_ids=["a", "nobody", "c"])
+    engine.abort_request(request_ids=["a", "unknown", "c"])
     ended = [output.request_id for output in engine.step() if output.outputs[0].finish_reason == "abort"]
     assert ended == ["a", "c"]
 

@@ -1,7 +1,7 @@
 """A model without numbers: its KV cache holds token ids, so that a wrong block, slot or position shows as a
 wrong token.
 
-The next token is a hash of everything the request's block table leads to. Whoever frees a block too early,
+The next token is a hash of everything the request's block table leads to. An engine that frees a block too early,
 shares the wrong one, skips a token or computes one twice gets a different answer than `expected_answer`,
 which looks at no block at all.
 
@@ -107,7 +107,7 @@ class _Row:
     start: RowStart
     tokens: list[int]
     block_table: list[int]
-    num_computed: int | None = None  # before its first step nobody knows what the cache had
+    num_computed: int | None = None  # before its first step it is not known what the cache had
     has_failed: bool = False
     is_spoiled: bool = False  # a step of it began where its window was not what it must be
 

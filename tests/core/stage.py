@@ -79,7 +79,7 @@ class Stage:
             for row_id in plan.ended:
                 self.rows.pop(row_id, None)
             for start in plan.starts:
-                assert start.row_id not in self.rows, "a row is filled that nobody has emptied"
+                assert start.row_id not in self.rows, "a row is filled that was not emptied"
                 self.rows[start.row_id] = start
         return plan
 

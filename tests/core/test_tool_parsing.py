@@ -66,7 +66,7 @@ def fed(parser: ToolFormat, *pieces: str) -> list[AnswerEvent]:
         ("hermes", '<tool_call>{"a": 1}', '<tool_call>{"a": 1}'),
         ("hermes", '<tool_call>{"name": ""', '<tool_call>{"name": ""'),
         ("llama3_json", "hello", "hello"),
-        ("llama3_json", ' {"name": "nobody"', ' {"name": "nobody"'),
+        ("llama3_json", ' {"name": "unknown"', ' {"name": "unknown"'),
         ("llama3_json", '{"name": "f"}', '{"name": "f"}'),
         ("llama3_json", "<|python_tag|>print", "<|python_tag|>print"),
         ("llama3_json", "<|python", ""),

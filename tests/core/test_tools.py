@@ -109,7 +109,7 @@ def test_hermes_calls_are_found(text: str, events: list[AnswerEvent]) -> None:
         ('\n<|python_tag|>{"name": "f", "arguments": {}}; {"name": "g", "parameters": {}}',
          [*call(0, "f", "{}"), *call(1, "g", "{}")]),
         ('{"name": "Bob", "age": 3}', [TextPiece('{"name": "Bob", "age": 3}')]),
-        ('{"name": "nobody", "parameters": {}}', [TextPiece('{"name": "nobody", "parameters": {}}')]),
+        ('{"name": "unknown", "parameters": {}}', [TextPiece('{"name": "unknown", "parameters": {}}')]),
         ('Here: {"name": "f", "parameters": {}}', [TextPiece('Here: {"name": "f", "parameters": {}}')]),
     ],
 )  # fmt: skip
@@ -371,7 +371,7 @@ def test_a_pattern_that_only_resembles_one_that_looks_around_is_taken_of_a_stric
     ("choice", "message"),
     [
         ("sometimes", "tool_choice must be none, auto, required, allowed_tools or a function's name, got"),
-        ({"type": "function", "function": {"name": "nobody"}}, "tool_choice must name one of the tools"),
+        ({"type": "function", "function": {"name": "unknown"}}, "tool_choice must name one of the tools"),
         ({"type": "mcp"}, "tool_choice.type must be 'function'"),
         ({"type": "allowed_tools"}, "tool_choice.mode must be auto or required, got None"),
         ({"type": "allowed_tools", "allowed_tools": 3}, "tool_choice.mode must be auto or required"),

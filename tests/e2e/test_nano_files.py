@@ -1,4 +1,4 @@
-"""The shipped model's folder, read the way anybody reads a Hugging Face folder."""
+"""The shipped model's folder, read the way any program reads a Hugging Face folder."""
 
 from collections.abc import Callable
 from typing import Any

@@ -132,7 +132,7 @@ def test_a_session_tells_its_lanes_apart(client: Any) -> None:
             lane.send({"type": "response.create", **GREEDY, "input": questions[name]})
         for name, lane in lanes.items():
             assert lane.get_final_response(timeout=300).output_text == alone[name]
-        lanes["a"].send({"type": "response.create", "model": "nobody", "input": "x"})
+        lanes["a"].send({"type": "response.create", "model": "unknown", "input": "x"})
         with pytest.raises(ResponsesWebSocketError):
             lanes["a"].get_final_response(timeout=300)
         lanes["a"].send({"type": "response.create", **GREEDY, "input": questions["a"]})

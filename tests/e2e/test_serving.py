@@ -184,7 +184,7 @@ def test_a_signal_ends_the_server_within_the_grace_period_also_with_clients_that
     until(lambda: server.metrics()["num_requests_running"] > 0)
     time.sleep(1)  # until the clients' buffers are full
     # What runs may use the whole of the grace period (2 s); after it nothing may hold the end up but the goodbye
-    # itself. Whoever waits for these clients waits for ever, so the limit may be generous.
+    # itself. A wait for these clients would never end, so the limit may be generous.
     assert server.stop(within_s=60) == 0
     for client in clients:
         client.close()

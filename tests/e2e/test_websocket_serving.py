@@ -146,7 +146,7 @@ def test_a_signal_ends_the_server_within_the_grace_period_also_with_clients_that
         clients = [stalled_client(server.port) for _ in range(3)]
         until(lambda: server.metrics()["num_requests_running"] > 0)
         time.sleep(1)  # until the clients' buffers are full
-        # Whoever waits for these clients waits for ever, so the limit may be many grace periods.
+        # A wait for these clients would never end, so the limit may be many grace periods.
         assert server.stop(within_s=60) == 0
         for client in clients:
             client.close()

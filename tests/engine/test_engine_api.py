@@ -293,7 +293,7 @@ async def test_a_prompt_of_twenty_megabytes_delays_no_other_requests_tokens() ->
 
     class PatientTokenizer(LetterTokenizer):
         def tokenize(self, message: Tokenize) -> Tokenized:
-            assert others_have_read.wait(300), "somebody waits for this prompt"
+            assert others_have_read.wait(300), "another request waits for this prompt"
             return Tokenized("", (1,) * 5000, ())
 
     async def ask_much() -> None:

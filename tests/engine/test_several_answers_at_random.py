@@ -100,7 +100,7 @@ async def test_whatever_happens_every_answer_is_its_own(seed: int, autojump_cloc
 
 @contextmanager
 def planted(executor: FakeExecutor, draw: random.Random) -> Iterator[None]:
-    """Up to three crashes: of the runner in a step, or of whoever has just changed the journal or is about to."""
+    """Up to three crashes: of the runner in a step, or of an actor that has just changed the journal or is about to."""
     places = draw.choices(["step", "before commit", "after commit", "after close"], k=draw.randint(0, 3))
     countdowns = {place: draw.randint(1, 40) for place in places}
 

@@ -223,7 +223,10 @@ async def test_no_answer_that_is_resumed_starts_unbound_when_its_form_is_late(
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=StructuredOutputsParams(regex="A*"),
         ),
-        answers=(SavedAnswer(seed=3), SavedAnswer(seed=4, output_token_ids=(7,))),  # which waits for nobody
+        answers=(
+            SavedAnswer(seed=3),
+            SavedAnswer(seed=4, output_token_ids=(7,)),
+        ),  # which waits for no other one
         queue_time_left_s=5 * STEP_S,
     )
     async with fake_engine() as engine:

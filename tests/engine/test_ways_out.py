@@ -357,10 +357,10 @@ async def test_an_abort_flushes_the_text_that_was_held_back(autojump_clock: Mock
 async def test_aborting_an_unknown_request_does_nothing(autojump_clock: MockClock) -> None:
     async with fake_engine() as engine:
         before = engine.statistics()
-        engine.abort("nobody")
+        engine.abort("unknown")
         await wait_all_tasks_blocked()
         assert engine.statistics() == before
-        assert engine.status("nobody") is None
+        assert engine.status("unknown") is None
 
 
 async def test_a_request_that_is_aborted_before_its_first_step_gets_none(autojump_clock: MockClock) -> None:

@@ -174,7 +174,7 @@ def test_a_run_that_is_halted_ends_early_and_whatever_comes_next_knows_how_far_i
     there = [tokens(runner.execute(first_step(GREEDY)))]
     monkeypatch.setattr(
         cpu_decoder, "MultiStepStruct", partial(MultiStepStruct, is_halted=1)
-    )  # sooner than anybody could
+    )  # sooner than any thread could
     (result,) = results_of_run(runner, run_of(decode(2, 1), NUM_STEPS))
     there += [tokens(result)]
     there += [tokens(runner.execute(decode(step_id, 1))) for step_id in range(3, 2 + NUM_STEPS)]

@@ -72,7 +72,7 @@ WITHOUT_ENGINE = {"admission_rejections"}
 NOT_HERE = {
     "mm_cache_queries",  # there are no images
     "mm_cache_hits",
-    "estimated_flops_per_gpu",  # nobody estimates
+    "estimated_flops_per_gpu",  # nothing is estimated
     "estimated_read_bytes_per_gpu",
     "estimated_write_bytes_per_gpu",
 }

@@ -1,4 +1,4 @@
-"""Who may speak to the server."""
+"""Which clients may speak to the server."""
 
 from __future__ import annotations
 

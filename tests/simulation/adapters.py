@@ -44,7 +44,7 @@ class Folders:
 
     Args:
         numbers: of what is in each, by name.
-        loaded: the latest numbers that the engine has told somebody of.
+        loaded: the latest numbers that the engine has told a client of.
         unread: tasks that met a fault in reading one.
         unplaced: rows whose adapter could not be put into its slot.
     """

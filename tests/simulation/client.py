@@ -202,7 +202,7 @@ class Client:
             self._expect_promptness()
 
     def _expect_promptness(self) -> None:
-        """Who waits for an ending hears of it at once; only while a runner starts again there is nobody to tell."""
+        """A client that waits for an ending hears of it at once, but not while a runner starts again."""
         story = self.world.story
         closed_s = max(record.closed_s or 0.0 for record in self.records)
         if self.ask.manner in ("read", "complete") and not story.restart_s and not self.world.hung_s:

@@ -32,7 +32,7 @@ async def hand_over(world: World, snapshot: Snapshot) -> None:
     world.expect(names == cut_off.keys(), f"the snapshot has {sorted(names)}, not {sorted(cut_off)}")
     next_world = World(attrs.evolve(world.story, faults=(), kills=()))
     next_world.folders = world.folders
-    next_world.hung_s = world.lateness_s  # a deadline may have passed while there was nobody to see to it
+    next_world.hung_s = world.lateness_s  # a deadline may have passed while no scheduler lived to see to it
     config = EngineConfig(runner="inline", **world.story.limits)
     with watched(next_world):
         executors = [FaultyExecutor(next_world, replica) for replica in range(world.story.num_replicas)]

@@ -240,7 +240,7 @@ class WatchedScheduler(Scheduler):
             self.check()
         except InvariantViolated as violation:
             self.world.violated(f"after {name or 'abort'}: {violation}")
-        # Whatever else happens meanwhile, nobody else gets the blocks that the steps in flight read and write.
+        # Whatever else happens meanwhile, no other request gets the blocks that the steps in flight read and write.
         touched = set[int]().union(*(self._touched[step.step_id] for step in self._in_flight))
         if loose := touched & {*self.pool._free, *self.pool._cached}:
             self.world.violated(f"after {name or 'abort'}: blocks {sorted(loose)} are free amid a step")

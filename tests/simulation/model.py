@@ -161,7 +161,7 @@ class FaultyExecutor(FakeExecutor):
         if world.is_due("runner.hang"):
             if (
                 plan.step_id == PROOF.step_id
-            ):  # a runner that can not start keeps everybody waiting, the scheduler included
+            ):  # a runner that can not start keeps all actors waiting, the scheduler included
                 world.hung_s += world.story.limits["step_timeout"]
             await self._hang(plan)
         self.model.most_tokens = 0 if world.is_due("runner.out_of_memory") else world.story.memory_tokens

@@ -16,11 +16,11 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Plant] = {}
 
 SURVIVORS = {
-    "a cache salt is ignored": "equal tokens give equal KV whatever the salt: only who may share changes, which the "
-    "tests of core.prefix_cache hold",
+    "a cache salt is ignored": "equal tokens give equal KV whatever the salt: only which requests may share "
+    "changes, which the tests of core.prefix_cache hold",
     "a cache hit does not compare tokens": "it takes two contents with one 128-bit hash",
     "what ends while no scheduler lives is told to the dead one": "a runner that dies leaves its scheduler whole, and "
-    "one that dies is replaced before anybody can end anything; tests.actors.test_crashes holds the rule",
+    "one that dies is replaced before any request can end; tests.actors.test_crashes holds the rule",
     "a request that runs when a trial begins goes on": "it costs one crash more, and finds the same one; "
     "tests.core.scheduling.test_scheduler_recovery holds the rule",
     "the crashes of a trial count": "a story has too few poisoned requests to exhaust two supervisors; "

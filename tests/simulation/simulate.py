@@ -162,8 +162,8 @@ async def _must_be_gone(world: World, clients: list[Client]) -> None:
 
 
 async def _must_be_idle(world: World, engine: Engine) -> None:
-    """Nothing is held by anybody, and the next one finds the engine as good as new."""
-    # A step may have been in flight for somebody who has left: it ends, or hangs until the watchdog comes.
+    """No request holds anything, and the next one finds the engine as good as new."""
+    # A step may have been in flight for a client that has left: it ends, or hangs until the watchdog comes.
     await trio.sleep(
         2 * (MAX_STEP_S + world.story.limits["step_timeout"] + world.longest_hang_s)
         + world.story.restart_s
@@ -248,7 +248,7 @@ def _must_have_all_blocks(world: World, engine: Engine) -> None:
     if not isinstance(scheduler, WatchedScheduler) or not scheduler.is_whole:
         return
     if isinstance(engine._core, WatchedCore) and engine._core.is_stale:
-        return  # what ended after its death, nobody has told it of
+        return  # it was not told of what ended after its death
     try:
         scheduler.check()
     except InvariantViolated as violation:

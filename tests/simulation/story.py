@@ -120,7 +120,7 @@ class Ask:
         num_outputs: after which it leaves or raises.
         cancel_after_s: its scope has a time limit.
         cancel_at_checkpoint: its scope is cancelled at this checkpoint after `at_s`.
-        abort_after_s: somebody else aborts it.
+        abort_after_s: another task aborts it.
         is_pooled: it wants a vector, and no answer.
         adapter: name of the one that computes the answer; None for none.
         retraining: the adapter's files are changed before it asks: it wants them loaded in place, or does not care.
@@ -176,7 +176,7 @@ class Story:
     Args:
         seed: it was drawn from, and decides everything else, too.
         mood: how much goes wrong: nothing; what is mended at once; requests that crash the runner each time; so much
-            that a supervisor gives up and its own supervisor mends that; more than anybody has patience for.
+            that a supervisor gives up and its own supervisor mends that; more than any limit of restarts allows.
         limits: fields of `EngineConfig`.
         num_blocks: of the KV cache, often too few.
         block_size: tokens.

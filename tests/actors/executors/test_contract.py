@@ -142,10 +142,10 @@ async def test_what_a_load_raises_is_raised_bare_and_can_be_tried_again(
 
 async def test_an_on_progress_that_raises_ends_the_load_with_its_error(kind: Kind) -> None:
     def broken(progress: LoadProgress) -> None:
-        raise BrokenPipeError("nobody looks")
+        raise BrokenPipeError("no terminal reads")
 
     executor = kind.make()
-    with pytest.raises(BrokenPipeError, match="nobody looks"):
+    with pytest.raises(BrokenPipeError, match="no terminal reads"):
         async with executor.running():
             await executor.start(broken)
 

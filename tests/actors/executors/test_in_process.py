@@ -70,7 +70,7 @@ class FakeRunner:
 
 @attrs.define(eq=False)
 class BackgroundFake(FakeRunner):
-    """One that leaves every step but the first to somebody else, who is to write to `done`."""
+    """One that leaves every step but the first to the test, which is to write to `done`."""
 
     done: list[int] = attrs.field(factory=list)
     has_begun: trio.Event = attrs.field(factory=trio.Event)
@@ -169,7 +169,7 @@ async def test_the_loop_goes_on_while_a_step_runs() -> None:
     may_end = threading.Event()
 
     def wait(plan: StepPlan) -> None:
-        assert may_end.wait(60), "nobody could set it"
+        assert may_end.wait(60), "no other thread could set it"
 
     executor = ThreadExecutor(FakeRunner(before_step=wait).load)
     async with executor.running():
@@ -399,7 +399,7 @@ async def test_a_run_in_the_background_is_followed_to_its_end() -> None:
                 (1, 1),
                 (2, 3),
                 (1, 4),
-            ):  # of two, nobody was quick enough to hear one by one
+            ):  # of two, the executor was not quick enough to hear one by one
                 os.eventfd_write(runner.done[0], count)
                 await wait_all_tasks_blocked(cushion=0.01)
                 assert len(told) == num_told

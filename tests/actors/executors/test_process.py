@@ -84,7 +84,7 @@ def exists(process_id: int) -> bool:
 
 
 def is_running(process_id: int) -> bool:
-    """Not so of a zombie, which waits for nothing but its parent, or for whoever takes in orphans."""
+    """Not so of a zombie, which waits for nothing but its parent, or for the process that takes in orphans."""
     state = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(process_id)], capture_output=True, text=True, check=False
     )

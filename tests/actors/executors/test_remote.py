@@ -225,7 +225,7 @@ async def test_a_worker_that_can_start_no_process_or_loses_it_at_once_tries_on_a
     with trio.fail_after(SOON_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Agent(listening.address, TOKEN, command=("true",)).run)
-            while len(spawned_s) < 5 * num_ranks:  # noqa: ASYNC110 - the agent tells no one
+            while len(spawned_s) < 5 * num_ranks:  # noqa: ASYNC110 - the agent does not report it
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         listening.close()
@@ -336,7 +336,7 @@ async def test_a_rank_that_a_worker_does_not_have_or_has_already_is_refused_and_
             assert f"a worker must have each of the ranks 0 to 0 once; got rank {rank}" in caplog.text
             assert [*listening._groups] == [b"first"]
         first.sock.close()
-        while listening._groups:  # noqa: ASYNC110 - the port tells no one
+        while listening._groups:  # noqa: ASYNC110 - the port does not report it
             await trio.sleep(0.01)
 
 

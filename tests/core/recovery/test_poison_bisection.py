@@ -17,7 +17,7 @@ MARK = 10
 
 @attrs.define
 class Trial:
-    """A runner that crashes whenever it is given a culprit, and everybody it is asked to compute."""
+    """A runner that crashes whenever it is given a culprit, and every request that it is asked to compute."""
 
     crashes: Callable[[Collection[int]], bool]
     live: set[int]

@@ -72,7 +72,7 @@ def test_an_intensity_that_makes_no_sense_is_refused(max_restarts: int, period_s
         RestartIntensity(max_restarts, period_s)
 
 
-# ------------------------------------------------------------------------------- who is mended
+# ------------------------------------------------------------------------------ what is mended
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_no_more_requests_run_than_there_are_rows() -> None:
     assert (stage.scheduler.num_running, stage.scheduler.num_waiting) == (2, 1)
 
 
-# -------------------------------------------------------------------------------- who is let in
+# ------------------------------------------------------------------------------- what is let in
 
 
 def test_first_come_first_served() -> None:
@@ -399,7 +399,7 @@ def test_when_requests_lose_their_rows_in_their_turn_others_have_the_step(
         stage.add(name, 8)
     stage.step()
     line = stage.scheduler._queues.waiting
-    turns = iter([slice(-1, None), slice(None)])  # the last one's, then everybody's
+    turns = iter([slice(-1, None), slice(None)])  # the last one's, then that of all
     monkeypatch.setattr(line, "taking_part", lambda order: order[next(turns)])
     assert stage.pool.num_available == 0
     assert stage.shares(stage.begin()) == [("a", 8, 1)]

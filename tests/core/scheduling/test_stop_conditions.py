@@ -112,7 +112,7 @@ def test_an_aborted_request_is_gone_from_every_state(state: MakeScene) -> None:
     assert scene.entry.finish_reason is FinishReason.ABORT
     assert serial not in scene.stage.journal
     assert scheduler.take_progress() == (serial,)
-    scheduler.abort(serial)  # again, and by whoever comes late
+    scheduler.abort(serial)  # again, and by a caller that comes late
     scheduler.abort(serial, FinishReason.SHUTDOWN)
     scheduler.check()
     assert scene.entry.finish_reason is FinishReason.ABORT

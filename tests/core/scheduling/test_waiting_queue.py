@@ -37,7 +37,7 @@ class Line:
         return sequence
 
 
-def anyone(sequence: Sequence) -> bool:
+def every_request(sequence: Sequence) -> bool:
     return True
 
 
@@ -58,10 +58,10 @@ def test_requests_stand_in_the_order_of_arrival_and_return_to_their_places() -> 
 def test_the_next_one_is_the_first_that_may_run() -> None:
     line = Line()
     first, second = line.make(), line.make()
-    assert line.queue.next(anyone) is None
+    assert line.queue.next(every_request) is None
     line.queue.add(second)
     line.queue.add(first)
-    assert line.queue.next(anyone) is first
+    assert line.queue.next(every_request) is first
     assert line.queue.next(lambda sequence: sequence is second) is second
     assert line.queue.next(lambda sequence: False) is None
 
@@ -73,7 +73,7 @@ def test_first_come_first_served_leaves_everything_else_as_it_is() -> None:
     assert line.queue.service_order(running) == running
     assert line.queue.taking_part(running) == running
     assert [line.queue.portion(running[0], number) for number in (0, 1, 77)] == [0, 1, 77]
-    assert line.queue.overtaking(running, anyone) is None
+    assert line.queue.overtaking(running, every_request) is None
     assert (line.queue.keeps_accounts, line.queue.allows_long_steps) == (False, True)
 
 
@@ -127,14 +127,14 @@ def test_a_better_request_takes_the_row_of_the_last_one_that_is_not_served_yet()
         line.running(priority=3, num_tokens=4),
     )
     first, second = line.make(priority=1), line.make(priority=1)
-    assert line.queue.overtaking([best, worse, served], anyone) is None
+    assert line.queue.overtaking([best, worse, served], every_request) is None
     line.queue.add(second)
     line.queue.add(first)
-    assert line.queue.overtaking([best, worse, served], anyone) == (first, worse)
+    assert line.queue.overtaking([best, worse, served], every_request) == (first, worse)
     assert line.queue.overtaking([best, worse], lambda sequence: sequence is second) == (second, worse)
-    assert line.queue.overtaking([best, served], anyone) is None
-    assert line.queue.overtaking([served], anyone) is None
-    assert line.queue.overtaking([], anyone) is None
+    assert line.queue.overtaking([best, served], every_request) is None
+    assert line.queue.overtaking([served], every_request) is None
+    assert line.queue.overtaking([], every_request) is None
     assert line.queue.overtaking([worse], lambda sequence: False) is None
 
 
@@ -143,11 +143,11 @@ def test_an_equal_priority_that_is_older_interrupts_no_request() -> None:
     waiting, running = line.make(priority=1, arrival_s=0.0), line.running(priority=1, arrival_s=50.0)
     line.queue.add(waiting)
     assert waiting.order < running.order
-    assert line.queue.overtaking([running], anyone) is None
+    assert line.queue.overtaking([running], every_request) is None
 
 
 def test_a_better_priority_interrupts_no_request_that_has_waited_its_difference() -> None:
     line = Line(PriorityQueue, aging_s=10.0)
     running, waiting = line.running(priority=2), line.make(priority=1, arrival_s=50.0)
     line.queue.add(waiting)
-    assert line.queue.overtaking([running], anyone) is None
+    assert line.queue.overtaking([running], every_request) is None

@@ -253,7 +253,7 @@ def test_a_padding_token_writes_nothing(load: Callable[..., CausalModel], tmp_pa
     sequence = driver.sequence(8)
     driver.feed(sequence, tokens(4))
     before = [(layer.keys.clone(), layer.values.clone()) for layer in driver.cache]
-    nobody = AttentionMetadata(
+    padding = AttentionMetadata(
         cu_query_lens=torch.tensor([0, 0], dtype=torch.int32),
         seq_lens=torch.tensor([4], dtype=torch.int32),
         block_tables=torch.tensor([sequence.block_table], dtype=torch.int32),
@@ -267,7 +267,7 @@ def test_a_padding_token_writes_nothing(load: Callable[..., CausalModel], tmp_pa
             token_ids=torch.tensor([1, 2]),
             positions=torch.tensor([0, 1]),
             cache=driver.cache,
-            attention=nobody,
+            attention=padding,
             logits_indices=none_wanted,
         )
     )

@@ -44,7 +44,7 @@ def hub(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def unreachable(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    point_to("http://127.0.0.1:9", monkeypatch)  # the discard port: nobody listens
+    point_to("http://127.0.0.1:9", monkeypatch)  # the discard port: nothing listens
 
 
 # ----------------------------------------------------------------------------------------- folders here

@@ -239,7 +239,7 @@ def test_a_cancelled_turn_ends_at_once_and_the_next_of_its_lane_begins(by: str) 
     assert types(said)[-1] == "incomplete" and said[-1]["response"]["status"] == "cancelled"
     assert said[-1]["stream_id"] == "a"
     assert talk.stopped == [turn] and len(talk.started) == 2
-    assert talk.put(turn, "late") == [], "what comes after the end is nobody's"
+    assert talk.put(turn, "late") == [], "what comes after the end is dropped"
 
 
 def test_a_turn_that_was_cancelled_before_it_began_has_one_ending() -> None:

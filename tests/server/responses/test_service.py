@@ -199,7 +199,7 @@ async def test_a_chat_that_is_too_long_is_shortened_where_that_is_asked_for(
     assert text_of(events) == expected_text("".join(message["content"] for message in chat[1:]), 3, 8)
 
 
-# ------------------------------------------------------------------------------------- who may enter
+# -------------------------------------------------------------------------------- which clients may enter
 
 
 @pytest.mark.parametrize(

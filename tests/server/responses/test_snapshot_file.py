@@ -134,7 +134,7 @@ async def test_a_response_that_no_client_read_to_its_end_can_be_read_in_the_next
     async with server(path) as gateway:
         async with connected(gateway) as client:
             response_id = await begin(client)
-        await trio.sleep(2 * LONG * STEP_S)  # the engine has all of it, and nobody has
+        await trio.sleep(2 * LONG * STEP_S)  # the engine has all of it, and no client has
         assert gateway.engine.statistics().num_requests_running == 0
         await end(gateway, path)
     async with server(path) as gateway:

@@ -138,7 +138,7 @@ async def test_a_slow_reader_gets_the_latest_value_and_not_all_of_them(autojump_
             response_id = next(e["response_id"] for e in client.events if e["type"] == "triolet:queue")
             resumable = gateway.resumable._responses[response_id]
             assert [event["position"] for event in resumable.vendor_events.values()] == [12]
-        # The connection is gone, and its other requests with it: nobody reads the response meanwhile.
+        # The connection is gone, and its other requests with it: no client reads the response meanwhile.
         async with connected(gateway) as client:
             await client.send({"type": "response.resume", "response_id": response_id, "starting_after": 1})
             events = await client.until_ended()

@@ -38,7 +38,7 @@ async def test_a_key_sees_its_own_requests_and_no_client_sees_any_without_one(
         )
         await wait_all_tasks_blocked()
         assert len(scene.engine.requests()) == 3
-        seen = [(await scene.get("/v1/requests", headers=who)).json["data"] for who in (alice, bob)]
+        seen = [(await scene.get("/v1/requests", headers=key)).json["data"] for key in (alice, bob)]
         assert [len(listed) for listed in seen] == [1, 2]
         assert not {one["request_id"] for one in seen[0]} & {one["request_id"] for one in seen[1]}
         nursery.cancel_scope.cancel()

@@ -412,7 +412,7 @@ async def check(case: Case) -> None:
     for is_pong in (False, True):
         expected = [frame for frame in case.back if (frame.opcode == PONG) == is_pong]
         came = [frame for frame in answers if (frame.opcode == PONG) == is_pong]
-        # Whoever says goodbye, or something wrong, right behind a message need not get the answer to it; Autobahn
+        # A client that says goodbye, or something wrong, right behind a message need not get the answer to it; Autobahn
         # calls that NON-STRICT.
         assert came == (expected if goodbye_after is not None else expected[: len(came)])
     assert last.opcode == CLOSE

@@ -148,7 +148,7 @@ async def leaves(engine: Engine, nth: int) -> bool:
             await engine.complete([1, 2], params(StructuredOutputsParams(choice=[f"word {nth}"])))
         finally:
             trio.lowlevel.remove_instrument(leaving)
-    gc.collect()  # a socket that nobody closed is an error in these tests
+    gc.collect()  # a socket that is left open is an error in these tests
     check_json((await engine.complete([1, 2], params(JSON))).text)
     return scope.cancelled_caught
 
@@ -356,7 +356,7 @@ async def test_no_process_of_a_grammar_outlives_its_engine(folder: Path) -> None
         processes = {original, *children_of(original)}
         assert len(processes) == 2
     with trio.fail_after(60):
-        while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system tells nobody of their ends
+        while processes & set(grammar_processes()):  # noqa: ASYNC110 - the system does not report their ends
             await trio.sleep(0.01)
     assert own_originals() == []
 
