@@ -111,13 +111,13 @@ Rule = Callable[[Arrival, list[int]], int]
 
 def rule_of(name: str, replicas: list[Replica], dice: random.Random) -> Rule:
     """Return one of the others' rules."""
-    everyone = range(len(replicas))
+    numbers = range(len(replicas))
 
     def load(replica: int) -> int:
         return replicas[replica].num_queued_tokens + replicas[replica].num_active_tokens
 
     def fewest_requests() -> int:
-        return min(everyone, key=lambda each: replicas[each].num_inflight)
+        return min(numbers, key=lambda each: replicas[each].num_inflight)
 
     turn = -1
 
@@ -130,7 +130,7 @@ def rule_of(name: str, replicas: list[Replica], dice: random.Random) -> Rule:
         return min((dice.randrange(len(replicas)), dice.randrange(len(replicas))), key=load)
 
     def least(arrival: Arrival, hits: list[int]) -> int:
-        return min(everyone, key=load)
+        return min(numbers, key=load)
 
     def hash_(arrival: Arrival, hits: list[int]) -> int:
         key = arrival.hashes[min(1, len(arrival.hashes) - 1)]
@@ -138,7 +138,7 @@ def rule_of(name: str, replicas: list[Replica], dice: random.Random) -> Rule:
 
     def cache_aware(arrival: Arrival, hits: list[int]) -> int:
         counts = [each.num_inflight for each in replicas]
-        best = max(everyone, key=hits.__getitem__)
+        best = max(numbers, key=hits.__getitem__)
         if max(counts) - min(counts) > 64 and max(counts) > 1.5 * min(counts):
             return fewest_requests()
         return best if hits[best] * BLOCK / arrival.num_tokens > 0.3 else fewest_requests()
@@ -148,7 +148,7 @@ def rule_of(name: str, replicas: list[Replica], dice: random.Random) -> Rule:
             prefill = replicas[each].num_queued_tokens + arrival.num_tokens - hits[each] * BLOCK
             return (prefill + replicas[each].num_active_tokens) / BLOCK, dice.random()
 
-        return min(everyone, key=cost)
+        return min(numbers, key=cost)
 
     def llmd(arrival: Arrival, hits: list[int]) -> int:
         queue = max(1, *(each.num_queued_tokens for each in replicas))
@@ -160,7 +160,7 @@ def rule_of(name: str, replicas: list[Replica], dice: random.Random) -> Rule:
             free = 1 - replicas[each].num_active_tokens / active
             return 3 * prefix + 2 * idle + 2 * free, dice.random()
 
-        return max(everyone, key=score)
+        return max(numbers, key=score)
 
     rules: dict[str, Rule] = {
         "round_robin": round_robin,

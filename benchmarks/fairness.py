@@ -154,7 +154,7 @@ async def run_round(clients: Clients, num_visits: int) -> Round:
     return taken
 
 
-LINGERS_S = 6.0  # longer than steps are kept short for somebody who has left
+LINGERS_S = 6.0  # longer than steps are kept short for a client that has left
 
 
 async def measure(policy: str, arguments: argparse.Namespace) -> dict[str, Any]:

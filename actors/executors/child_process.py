@@ -92,7 +92,7 @@ class SpawnedProcess:
             if cores is not None and sys.platform == "linux":
                 with suppress(OSError):  # the load says what is wrong with them
                     os.sched_setaffinity(popen.pid, cores)
-            # Opened here, where it may fail: the task that waits for the end of the process has no one to tell.
+            # Opened here, where it may fail: the task that waits for the end of the process cannot report it.
             return cls(popen, os.pidfd_open(popen.pid) if sys.platform == "linux" else None)
         except BaseException:
             popen.kill()

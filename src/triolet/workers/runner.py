@@ -7,7 +7,7 @@ exception: half a step may be in its tables, and what a driver or a library has 
 process.
 
 It never outlives its parent. Linux kills it when the thread that started it ends, however that ends. Elsewhere, and
-should that fail, a thread watches the transport: once the other side has closed it, no one waits for replies, and the
+should that fail, a thread watches the transport: once the other side has closed it, nothing waits for replies, and the
 process ends, also in the middle of a step. The same thread holds the lifeline, whose end tells the parent that this
 process has ended (`ipc.lifeline`).
 """

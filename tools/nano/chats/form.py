@@ -44,7 +44,7 @@ def _dumped(value: Any, compact: bool) -> str:
 
 
 def _opening(content: str) -> str:
-    """Return the marks with which JSON opens: a form forces them where nobody has asked for JSON in words."""
+    """Return the marks with which JSON opens: a form forces them where no message has asked for JSON in words."""
     opened = re.match(r'[\[{"]+', content)
     return opened[0] if opened and opened[0] != content else ""
 
