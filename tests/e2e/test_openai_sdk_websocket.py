@@ -112,7 +112,7 @@ def test_what_is_stored_is_found_over_http_and_on_another_connection(client: Any
     with client.responses.connect() as connection:
         connection.response.create(**GREEDY, input="Who are you?", previous_response_id=first.id)
         assert until_ended(connection)[-1].type == "response.completed"
-        connection.response.create(**GREEDY, input="x", previous_response_id="resp_nobody")
+        connection.response.create(**GREEDY, input="x", previous_response_id="resp_unknown")
         error = until_ended(connection)[-1]
     assert (error.type, error.error.code) == ("error", "previous_response_not_found")
 

@@ -143,7 +143,7 @@ async def deadline(scene: Scene) -> None:
     scene.assert_ended_early(output, FinishReason.DEADLINE)
 
 
-async def deadline_while_nobody_reads(scene: Scene) -> None:
+async def deadline_while_no_task_reads(scene: Scene) -> None:
     async with scene.subject(deadline=trio.current_time() + scene.state.after_s) as stream:
         await trio.sleep(scene.state.after_s)
         await wait_all_tasks_blocked()
@@ -156,7 +156,7 @@ async def never_iterated(scene: Scene) -> None:
         await scene.in_its_state()
 
 
-async def aborted_by_somebody_else(scene: Scene) -> None:
+async def aborted_by_another_task(scene: Scene) -> None:
     outputs: list[RequestOutput] = []
 
     async with trio.open_nursery() as nursery:
@@ -187,9 +187,9 @@ WAYS_OUT: list[Callable[[Scene], Awaitable[None]]] = [
     ambient_deadline,
     ambient_deadline_behind_a_shield,
     deadline,
-    deadline_while_nobody_reads,
+    deadline_while_no_task_reads,
     never_iterated,
-    aborted_by_somebody_else,
+    aborted_by_another_task,
     aborted_twice,
 ]
 

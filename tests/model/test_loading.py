@@ -134,10 +134,8 @@ def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(tmp_path: Path) ->
 
 def test_an_unknown_architecture_is_unsupported(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path)
-    change_json(
-        folder / "config.json", architectures=["NobodyKnowsThisForCausalLM"], model_type="nobody_knows"
-    )
-    with pytest.raises(UnsupportedModel, match="NobodyKnowsThisForCausalLM"):
+    change_json(folder / "config.json", architectures=["UnknownForCausalLM"], model_type="unknown_model")
+    with pytest.raises(UnsupportedModel, match="UnknownForCausalLM"):
         load_model(str(folder))
 
 

@@ -35,9 +35,9 @@ BASES: list[dict[str, Any]] = [
         "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"},
         "logit_bias": {"3": 1}, "tools": [], "tool_choice": "auto", "include": [], "store": False,
     },
-    {"type": "response.cancel", "response_id": "resp_nobody"},
-    {"type": "response.steer", "previous_response_id": "resp_nobody", "input": "Hi"},
-    {"type": "response.resume", "response_id": "resp_nobody", "starting_after": 3, "stream_id": "b"},
+    {"type": "response.cancel", "response_id": "resp_unknown"},
+    {"type": "response.steer", "previous_response_id": "resp_unknown", "input": "Hi"},
+    {"type": "response.resume", "response_id": "resp_unknown", "starting_after": 3, "stream_id": "b"},
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def a_message(rng: random.Random) -> str:
                 event[name] = rng.choice(NASTY)
     if event.get("type") == "response.cancel":
         event["response_id"] = (
-            "resp_nobody"  # or it would end what another message began, and have no answer itself
+            "resp_unknown"  # or it would end what another message began, and have no answer itself
         )
     if not isinstance(event.get("max_output_tokens"), str | list | dict):
         event["max_output_tokens"] = 2  # a long answer would only take long

@@ -175,9 +175,7 @@ async def bodies_are_answered(seed: int, count: int) -> dict[int, int]:
             else:
                 assert b'"server_error"' not in answer, (path, body, answer)
             if number % 100 == 0:
-                await trio.sleep(
-                    2 * STEP_S
-                )  # the step in flight may still hold what it computes for no client
+                await trio.sleep(2 * STEP_S)  # a step in flight may still hold what no client waits for
                 assert_all_blocks_back(scene.engine)
         assert scene.engine.statistics().num_restarts == 0
     return statuses
