@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, cast
 
 import attrs
 
+from triolet.core.untracked import hide_numbers
 from triolet.errors import InvalidPrompt, PromptTooLong, shown
 
 FLAGS = ("add_generation_prompt", "continue_final_message", "add_special_tokens")
@@ -177,6 +178,11 @@ class TokenIds(tuple[int, ...]):
     """Token ids of which each was found to be an integer where they were made, perhaps in a thread."""
 
     __slots__ = ()
+
+    def __new__(cls, token_ids: Iterable[int]) -> Self:
+        made = super().__new__(cls, token_ids)
+        hide_numbers(made)
+        return made
 
 
 def _token_ids(token_ids: object) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from triolet.core.json_text import PIECE_ITEMS, between_windows, giving_way, release
+from triolet.core.untracked import hide_numbers, show
 from triolet.errors import TrioletError
 from triolet.protocol.errors import WireError
 
@@ -304,6 +305,10 @@ class _LongText:
                 num_members += 1
             if num_members > self._limits.max_members:
                 raise _too_many_members(self._limits)
+            if num_members == 0:
+                hide_numbers(items)
+            else:
+                show(items)
             value, place = self._value(place)
             items.append(value)
             place = self._skip(place)
