@@ -410,6 +410,17 @@ def test_any_json_object_is_asked_for_with_true(value: Any) -> None:
     assert error.got is value
 
 
+def test_a_form_with_far_too_many_characters_is_refused_without_being_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def encoded(self: StructuredOutputsParams) -> int:
+        raise AssertionError("the text was encoded")
+
+    monkeypatch.setattr(StructuredOutputsParams, "num_bytes", property(encoded))
+    with pytest.raises(InvalidParams, match="at most 100 bytes .* got 101 characters"):
+        StructuredOutputsParams(regex="é" * 101).check_size(100)
+
+
 @pytest.mark.parametrize(
     ("fields", "num_bytes"),
     [
