@@ -174,8 +174,8 @@ def _longest_holds() -> str:
     longest = requests["longest_ms"]
     assert attack_ms <= 10 and longest["always_over_10"] == 0 and longest["ever_over_10"] == 1
     return (
-        f"By the wall clock of a quiet machine the longest step of the event loop took {attack_ms:.1f} ms beside one of "
-        f"the attacks; of {requests['cases']} such requests one took more than 10 ms, {longest['longest']:.1f}"
+        f"By the wall clock of a quiet machine the longest step of the event loop took {attack_ms:.1f} ms beside one "
+        f"of the attacks; of {requests['cases']} such requests one took more than 10 ms, {longest['longest']:.1f}"
     )
 
 

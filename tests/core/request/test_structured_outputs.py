@@ -417,7 +417,7 @@ def test_a_form_with_far_too_many_characters_is_refused_without_being_encoded(
         raise AssertionError("the text was encoded")
 
     monkeypatch.setattr(StructuredOutputsParams, "num_bytes", property(encoded))
-    with pytest.raises(InvalidParams, match="at most 100 bytes .* got 101 characters"):
+    with pytest.raises(InvalidParams, match=r"at most 100 bytes .* got 101 characters"):
         StructuredOutputsParams(regex="é" * 101).check_size(100)
 
 
