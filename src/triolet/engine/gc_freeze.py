@@ -145,9 +145,7 @@ class FullCollections:
     min_busy_steps: int = 600
     num_blocks: int = attrs.field(kw_only=True)
     _num_quiet: int = attrs.field(default=0, init=False)
-    _num_steps: int = attrs.field(
-        default=0, init=False
-    )  # since the last one, or since the least was found too little
+    _num_steps: int = attrs.field(default=0, init=False)  # in which `_least_blocks` was looked for
     _least_blocks: float = attrs.field(default=math.inf, init=False)  # allocated blocks in any of these steps
 
     def is_due(self, num_blocks: int, *, is_quiet: bool) -> bool:
