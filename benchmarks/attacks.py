@@ -59,12 +59,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from host_clock import QUIET_MS, HostClock, host_clock
 
 from triolet.workers.priority import lower_priority
+
+if TYPE_CHECKING:
+    from host_clock import HostClock
 
 MODEL = "triolet-nano"
 ATTACKER, WITNESS = "attacker-key", "witness-key"
@@ -723,6 +725,8 @@ def measure(name: str, seconds: float, nice: int) -> dict[str, Any]:
     """Run one attack against a server of its own."""
     if FIRST not in os.environ:
         return measure_once(name, seconds, nice)
+    from host_clock import QUIET_MS, host_clock  # other roles do not need it
+
     before: list[dict[str, Any]] = []
     while True:
         with host_clock() as clock:
