@@ -1,7 +1,8 @@
 """Long containers of numbers that Python's garbage collector does not look through.
 
-The collector visits each item of what is young, twice: a quarter of a million token ids hold Python's lock for up to
-13 ms. CPython itself leaves out tuples of numbers, once it has looked through them, but no list and no subclass.
+The collector visits each item of what is young, twice: a quarter of a million token ids hold Python's lock for one or
+two milliseconds each time. CPython itself leaves out tuples of numbers, once it has looked through them, but no list
+and no subclass.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import trio
 from triolet.core.recovery.supervision import typed_shortages
 from triolet.observability.loop_monitor import run_in_thread
 
-LONG_INPUT_BYTES: Final = 2**12  # a shorter input takes less than 3 ms to read, however it is made
+LONG_INPUT_BYTES: Final = 2**12  # 14 KB of two thousand short items took the event loop 9 ms
 FREE_S: Final = 0.001  # of the reading of one, before it gives way: most inputs are short and read by then
 
 T = TypeVar("T")
