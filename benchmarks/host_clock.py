@@ -22,9 +22,16 @@ class HostClock:
     """Lateness of one sleeping process on each core that comes before all programs there."""
 
     _latest_s: list[Synchronized[float]]
+    _processes: list[Any]
 
     def take(self) -> float:
-        """Return the most that any was late since the last call, milliseconds."""
+        """Return the most that any was late since the last call, milliseconds.
+
+        Raises:
+            RuntimeError: a process has ended; this user may not give it a real-time priority (sched(7)).
+        """
+        if not all(process.is_alive() for process in self._processes):
+            raise RuntimeError("the clock has ended: its processes need the right to a real-time priority")
         latest_s = 0.0
         for one in self._latest_s:
             with one.get_lock():
@@ -35,11 +42,7 @@ class HostClock:
 
 @contextmanager
 def host_clock() -> Iterator[HostClock]:
-    """Run the clock.
-
-    Raises:
-        PermissionError: in the processes, which this user may not give a real-time priority (sched(7)).
-    """
+    """Run the clock."""
     context = multiprocessing.get_context("fork")
     latest_s: list[Synchronized[float]] = []
     processes: list[Any] = []
@@ -48,7 +51,7 @@ def host_clock() -> Iterator[HostClock]:
             latest_s.append(context.Value("d", 0.0))
             processes.append(context.Process(target=_sleep, args=(core, latest_s[-1]), daemon=True))
             processes[-1].start()
-        yield HostClock(latest_s)
+        yield HostClock(latest_s, processes)
     finally:
         for process in processes:
             process.kill()

@@ -385,7 +385,7 @@ def places_of_lists() -> Iterator[tuple[str, str, Any]]:
 
 
 def places_of_many() -> Iterator[tuple[str, str, Any]]:
-    """Yield places of short items, as many as have room: name, path, body."""
+    """Yield places of short items, as many as are allowed: name, path, body."""
     say = says("x")[0]
     call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "a", "output": "x"}
