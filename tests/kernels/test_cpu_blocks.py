@@ -198,7 +198,7 @@ def test_scales_in_eighths_round_little_more_away_than_scales_of_32_and_less_tha
 
 @on_every_cpu_variant
 @pytest.mark.parametrize("name", GGUF_FORMATS)
-@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("byte", [0, 128, 255])
 def test_with_int8_activations_the_largest_products_do_not_overflow(
     name: str, byte: int, variant: str
 ) -> None:

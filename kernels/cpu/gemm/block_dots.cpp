@@ -17,11 +17,27 @@ INLINE int32_t sum_of_part(const int32_t* sums, int part) {
   return PARTS == 1 ? sum_of(sums[0]) + sum_of(sums[1]) : sum_of(sums[part]);
 }
 
+// Have a sum added up here. GCC would compute the products of all words before it adds the first two, and runs out of
+// registers.
+template <class Sum>
+INLINE void add_now(Sum& sum) {
 #if defined(__AVX512F__)
-#define VECTOR_REGISTER "+v"
-#else
-#define VECTOR_REGISTER "+x"
+  asm("" : "+v"(sum));
+#elif defined(__AVX2__)
+  asm("" : "+x"(sum));
 #endif
+}
+
+// Signed bytes w for products with many rows x: |w|, and 0 or -1. As ~x = -x - 1, w * x = |w| * (x ^ sign) plus |w| where
+// w is negative, which does not depend on x. An exclusive or is done in all units, other than `psignb`.
+struct SizesAndSigns {
+  Words sizes, signs;
+};
+INLINE SizesAndSigns sizes_and_signs(Words bytes) {
+  typedef int8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
+  const Bytes signs = reinterpret_cast<Bytes>(bytes) < 0;
+  return {reinterpret_cast<Words>((reinterpret_cast<Bytes>(bytes) ^ signs) - signs), reinterpret_cast<Words>(signs)};
+}
 
 // Sums of dot products of four unsigned bytes below 2**BITS with four signed ones; of 8 bits, both are signed where
 // ADDED is 0, and the first have ADDED added where it is not: by `ready`.
@@ -56,9 +72,18 @@ class ByteSums {
     }
     sums_ += reinterpret_cast<Pairs>(_mm256_maddubs_epi16(sizes, signed_x));
 #endif
-    // GCC would compute the products of all words before it adds the first two, and runs out of registers. Of eight
-    // bits no two products are added here.
-    if constexpr (BITS < 8) asm("" : VECTOR_REGISTER(sums_));
+    if constexpr (BITS < 8) add_now(sums_);  // of eight bits no two products are added here
+  }
+  // Add all but what depends on the weights alone. |w| <= 128 and -128 <= x ^ sign <= 127: a pair fits into int16.
+  MEMBER void add(const SizesAndSigns& weights, Words x) {
+    const Words signed_x = x ^ weights.signs;
+#if defined(__AVX512BW__)
+    sums_ += reinterpret_cast<Pairs>(
+        _mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights.sizes), reinterpret_cast<__m512i>(signed_x)));
+#else
+    sums_ += reinterpret_cast<Pairs>(
+        _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights.sizes), reinterpret_cast<__m256i>(signed_x)));
+#endif
   }
   // Subtract 32 times the sums of the pairs, of half a group: an int32 of Int8Rows in every lane.
   MEMBER void subtract_32_of(Ints pairs) { sums_ -= reinterpret_cast<Pairs>(pairs) << 5; }
@@ -385,7 +410,7 @@ INLINE void add_words(const Format& format, const uint8_t* const* blocks, const 
                       int count, const uint8_t* numbers, int num_in, Sums (&sums)[ROWS][VECTORS]) {
 #pragma GCC unroll 8
   for (int word = first; word < first + count; ++word) {
-    Words weights[VECTORS];
+    decltype(format.ready_word(blocks[0], group, word, 0)) weights[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
 #pragma GCC unroll 8
@@ -480,7 +505,11 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
           const Ints part = sums[i][v].total();
-          whole[i][v] = word ? whole[i][v] + part : part;
+          if constexpr (Format::SIGNS)
+            whole[i][v] = part + (word ? whole[i][v] : format.negatives(group, at[v]));
+          else
+            whole[i][v] = word ? whole[i][v] + part : part;
+          if constexpr (Sums::MAX_WORDS == 1) add_now(whole[i][v]);
         }
     }
 #pragma GCC unroll 8
@@ -526,6 +555,7 @@ class alignas(64) Int8Tile {
  public:
   static constexpr int BITS = TYPE_BITS, GROUPS = HAS_SCALES ? GROUPS_OF_BLOCK : 4;  // with scales, a block
   static constexpr bool HALVES = IN_HALVES, SCALED = HAS_SCALES, MINIMA = HAS_MINIMA, ZEROS = HAS_ZEROS;
+  static constexpr bool SIGNS = BITS == 8 && ByteSums<BITS>::IN_PAIRS;  // apart from the sizes
 
   // Unpack group `group` of a panel's block to place `to`.
   template <class Panel>
@@ -535,6 +565,7 @@ class alignas(64) Int8Tile {
     for (int at = 0; at < TILE_COLUMNS; at += LANES) {
 #pragma GCC unroll 8
       for (int word = 0; word < WORDS; ++word) put(words_[to][word] + at, format.ready_word(block, group, word, at));
+      if constexpr (SIGNS) put_signs_apart(to, at);
 #pragma GCC unroll 2
       for (int half = 0; half < (HALVES ? 2 : 1); ++half)
         if constexpr (!IN_PAIRS)
@@ -550,9 +581,15 @@ class alignas(64) Int8Tile {
     }
   }
   int zero() const { return zero_; }
-  MEMBER Words ready_word(const uint8_t*, int group, int word, int at) const {
-    return *reinterpret_cast<const Words*>(words_[group][word] + at);
+  MEMBER auto ready_word(const uint8_t*, int group, int word, int at) const {
+    const Words stored = *reinterpret_cast<const Words*>(words_[group][word] + at);
+    if constexpr (SIGNS)
+      return SizesAndSigns{stored, *reinterpret_cast<const Words*>(signs_[group][word] + at)};
+    else
+      return stored;
   }
+  // Return the sums of the sizes of negative weights.
+  MEMBER Ints negatives(int group, int at) const { return *reinterpret_cast<const Ints*>(negatives_[group] + at); }
   MEMBER Ints scales(const uint8_t*, int group, int at, int half) const {
     return *reinterpret_cast<const Ints*>(scales_[group][HALVES ? half : 0] + at);
   }
@@ -571,8 +608,19 @@ class alignas(64) Int8Tile {
   static constexpr bool IN_PAIRS = ByteSums<BITS>::IN_PAIRS;
   static void put(uint32_t* to, Words x) { *reinterpret_cast<Words*>(to) = x; }
   static void put(int32_t* to, Ints x) { *reinterpret_cast<Ints*>(to) = x; }
+  MEMBER void put_signs_apart(int group, int at) {
+    ByteSums<6> sum;
+#pragma GCC unroll 8
+    for (int word = 0; word < WORDS; ++word) {
+      const SizesAndSigns parts = sizes_and_signs(*reinterpret_cast<const Words*>(words_[group][word] + at));
+      put(words_[group][word] + at, parts.sizes), put(signs_[group][word] + at, parts.signs);
+      sum.add(parts.sizes, parts.signs);
+    }
+    put(negatives_[group] + at, -sum.total());
+  }
 
-  uint32_t words_[GROUPS][WORDS][TILE_COLUMNS];
+  uint32_t words_[GROUPS][WORDS][TILE_COLUMNS], signs_[SIGNS ? GROUPS : 1][WORDS][TILE_COLUMNS];
+  int32_t negatives_[SIGNS ? GROUPS : 1][TILE_COLUMNS];
   int32_t scales_[GROUPS][2][TILE_COLUMNS], zeros_[GROUPS][TILE_COLUMNS];
   float factors_[GROUPS][2][TILE_COLUMNS], minima_[GROUPS][TILE_COLUMNS];
   int32_t pairs_of_minima_[GROUPS / 2][TILE_COLUMNS];
@@ -708,6 +756,7 @@ Bf16Tile<Format::HALVES, Format::MINIMA || Format::ZEROS> tile_for(const Bf16Row
 template <class Format>
 struct InPanel : Format {
   explicit InPanel(const Format& format) : Format(format) {}
+  static constexpr bool SIGNS = false;
   static constexpr int zero() { return Format::ZERO + ByteSums<Format::BITS>::ADDED; }
   MEMBER Words ready_word(const uint8_t* block, int group, int word, int at) const {
     return ByteSums<Format::BITS>::ready(this->word(block, group, word, at));
@@ -783,15 +832,37 @@ __attribute__((noinline)) void dot_few(const Format& format, const uint8_t* pane
   }
 }
 
+// Return for how many rows sums fit into 16 registers: fewer if there are those of a block, too, or signs of weights.
+template <class Tile, class Rows>
+constexpr int most_rows_of_tile() {
+  if constexpr (REGISTERS == 16 && std::is_same_v<Rows, Int8Rows>)
+    return sums_blocks<Tile, Rows>() ? 4 : Tile::SIGNS ? 3 : TILE_ROWS;
+  return TILE_ROWS;
+}
+
+// What comes next in a panel, to be fetched while its tile is multiplied. All of it at once, before the products, would
+// keep them from loading anything.
+struct NextTile {
+  const uint8_t* bytes;
+  int size;
+
+  // Prefetch the share of `count` of `rows` rows, from `first` on.
+  MEMBER void fetch_beside(int first, int count, int rows) const {
+    const int lines = (size + 63) / 64;
+    for (int line = lines * first / rows; line < lines * (first + count) / rows; ++line)
+      __builtin_prefetch(bytes + line * 64);
+  }
+};
+
 // sums[rows][TILE_COLUMNS] = (where `place` is 0) or += rows times the first `count` groups of a tile, the rows' from
 // `place` on.
 template <class Tile, class Rows>
 __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row, int num_in, int rows, int place,
-                                        int count, float* sums) {
-  // Two kinds of sums of each row, of a group and of a block, fit into 16 registers for half as many rows.
-  constexpr int MOST = sums_blocks<Tile, Rows>() && REGISTERS == 16 ? TILE_ROWS / 2 : TILE_ROWS;
+                                        int count, NextTile next, float* sums) {
+  constexpr int MOST = most_rows_of_tile<Tile, Rows>();
   in_groups<MOST>(rows, [&](auto size, int first) {
     constexpr int ROWS = size.value;
+    next.fetch_beside(first, ROWS, rows);
     const uint8_t* const none[PAIR] = {};
     for (int from = 0; from < TILE_VECTORS; from += PAIR) {
       const int at[PAIR] = {from * LANES, (from + 1) * LANES};
@@ -818,7 +889,8 @@ __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row
 #if defined(AMX_TILES)
 template <class Rows, bool HALVES, bool MINIMA>
 void dot_tile(const AmxBlockTile<Rows, HALVES, MINIMA>& tile, const Rows& x, int row, int num_in, int rows, int place,
-              int count, float* sums) {
+              int count, NextTile next, float* sums) {
+  next.fetch_beside(0, rows, rows);
   tile.multiply(x, row, num_in, rows, place, count, sums);
 }
 #endif
@@ -830,27 +902,24 @@ __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* pan
   Tile tile;
   const InPanel<Format> blocks(format);
   const int groups = num_in / GROUP, per_block = format.inputs() / GROUP;
+  auto block_of = [&](int place) { return panel + static_cast<ptrdiff_t>(place / per_block) * format.panel_bytes(); };
   for (int place = 0; place < groups; place += tile.GROUPS) {
-    const int count = std::min(tile.GROUPS, groups - place);
-    for (int i = 0; i < count; ++i) {
-      const uint8_t* block = panel + static_cast<ptrdiff_t>((place + i) / per_block) * format.panel_bytes();
-      PrefetchAhead()(format, block, (place + i) % per_block);
-      tile.unpack(blocks, block, (place + i) % per_block, i);
-    }
-    dot_tile(tile, x, row, num_in, rows, place, count, sums);
+    const int count = std::min(tile.GROUPS, groups - place), size = group_bytes(format), end = place + count;
+    for (int i = 0; i < count; ++i) tile.unpack(blocks, block_of(place + i), (place + i) % per_block, i);
+    const NextTile next{block_of(end) + end % per_block * size, tile.GROUPS * size};
+    dot_tile(tile, x, row, num_in, rows, place, count, next, sums);
   }
 }
 
 template <class Rows>
 INLINE void dot_rows_of(const BlockPanel& panel, const Rows& x, int row, int num_in, int rows, float* sums) {
   with_format(panel.format, panel.inputs, [&](auto format) {
-    // Of eight bits, sums in pairs of int16 take so many instructions that loading is little beside them. VNNI multiplies
-    // in other units than those that unpack: it takes less time to unpack for each group of rows than to store and load.
-    constexpr int BITS = decltype(format)::BITS;
+    // VNNI multiplies in other units than those that unpack: it takes less time to unpack for each group of rows than to
+    // store and load.
 #if defined(__AVX512VNNI__)
     constexpr bool UNPACKS = !std::is_same_v<Rows, Int8Rows>;
 #else
-    constexpr bool UNPACKS = BITS < 8 || !std::is_same_v<Rows, Int8Rows> || !ByteSums<BITS>::IN_PAIRS;
+    constexpr bool UNPACKS = true;
 #endif
     using Tile = decltype(tile_for(x, format));
 #if defined(AMX_TILES)
