@@ -21,6 +21,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define MEMBER inline __attribute__((always_inline))
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #if defined(__AVX512F__)

@@ -16,6 +16,19 @@ EXPORT void dot_signed(const int8_t* x, const int8_t* weights, int32_t* sums) {
   }
 }
 
+// The same with the signs of the weights apart, where AVX2 takes them so.
+EXPORT void dot_signs_apart(const int8_t* x, const int8_t* weights, int32_t* sums) {
+#if defined(__AVX2__)
+  const SizesAndSigns parts = sizes_and_signs(*reinterpret_cast<const Words*>(weights));
+  Ints negatives = {}, sum = {};
+  add_dots(negatives, {parts.sizes, Words{}}, parts.signs);
+  add_dots(sum, parts, Words{} + load_word(x));
+  for (int lane = 0; lane < LANES; ++lane) sums[lane] = sum[lane] - negatives[lane];
+#else
+  dot_signed(x, weights, sums);
+#endif
+}
+
 // sums [LANES] of `words` times x [4] times each of nibbles [LANES, 4]
 EXPORT void dot_nibbles(const int8_t* x, const uint8_t* nibbles, int32_t words, int32_t* sums) {
   NibbleSums sum;

@@ -53,16 +53,17 @@ def byte_dot(variant: str, compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDL
 
 
 @on_every_cpu_variant
-def test_a_dot_product_of_bytes_is_exact(byte_dot: ctypes.CDLL) -> None:
-    lanes = byte_dot.lanes()
+@pytest.mark.parametrize("function", ["dot_signed", "dot_signs_apart"])
+def test_a_dot_product_of_bytes_is_exact(byte_dot: ctypes.CDLL, function: str) -> None:
+    lanes, dots = byte_dot.lanes(), byte_dot[function]
     weights = torch.tensor(list(itertools.product(WEIGHTS, repeat=4)), dtype=torch.int8)
     weights = weights[: len(weights) // lanes * lanes].view(-1, lanes, 4)
     for x in itertools.product(INPUTS, repeat=4):
         some = weights[sum(x) % len(weights)].contiguous()
-        assert dot(byte_dot.dot_signed, x, some) == (some.int() @ torch.tensor(x, dtype=torch.int32)).tolist()
+        assert dot(dots, x, some) == (some.int() @ torch.tensor(x, dtype=torch.int32)).tolist()
     for some in weights:
-        assert dot(byte_dot.dot_signed, (127,) * 4, some) == (127 * some.int().sum(1)).tolist()
-        assert dot(byte_dot.dot_signed, (-127,) * 4, some) == (-127 * some.int().sum(1)).tolist()
+        assert dot(dots, (127,) * 4, some) == (127 * some.int().sum(1)).tolist()
+        assert dot(dots, (-127,) * 4, some) == (-127 * some.int().sum(1)).tolist()
 
 
 @on_every_cpu_variant

@@ -64,6 +64,7 @@ def test_rounded_weights_are_near_to_the_whole_ones(
     [
         ("int8", {}),
         ("int8", {"hidden_size": 60, "intermediate_size": 76, "head_dim": 12}),
+        ("int8", {"intermediate_size": 588}),  # more than is unpacked at a time
         ("int4", {}),
         ("int4", GROUPED),
     ],

@@ -17,28 +17,6 @@ INLINE int32_t sum_of_part(const int32_t* sums, int part) {
   return PARTS == 1 ? sum_of(sums[0]) + sum_of(sums[1]) : sum_of(sums[part]);
 }
 
-// Have a sum added up here. GCC would compute the products of all words before it adds the first two, and runs out of
-// registers.
-template <class Sum>
-INLINE void add_now(Sum& sum) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(sum));
-#elif defined(__AVX2__)
-  asm("" : "+x"(sum));
-#endif
-}
-
-// Signed bytes w for products with many rows x: |w|, and 0 or -1. As ~x = -x - 1, w * x = |w| * (x ^ sign) plus |w| where
-// w is negative, which does not depend on x. An exclusive or is done in all units, other than `psignb`.
-struct SizesAndSigns {
-  Words sizes, signs;
-};
-INLINE SizesAndSigns sizes_and_signs(Words bytes) {
-  typedef int8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
-  const Bytes signs = reinterpret_cast<Bytes>(bytes) < 0;
-  return {reinterpret_cast<Words>((reinterpret_cast<Bytes>(bytes) ^ signs) - signs), reinterpret_cast<Words>(signs)};
-}
-
 // Sums of dot products of four unsigned bytes below 2**BITS with four signed ones; of 8 bits, both are signed where
 // ADDED is 0, and the first have ADDED added where it is not: by `ready`.
 template <int BITS>
@@ -73,17 +51,6 @@ class ByteSums {
     sums_ += reinterpret_cast<Pairs>(_mm256_maddubs_epi16(sizes, signed_x));
 #endif
     if constexpr (BITS < 8) add_now(sums_);  // of eight bits no two products are added here
-  }
-  // Add all but what depends on the weights alone. |w| <= 128 and -128 <= x ^ sign <= 127: a pair fits into int16.
-  MEMBER void add(const SizesAndSigns& weights, Words x) {
-    const Words signed_x = x ^ weights.signs;
-#if defined(__AVX512BW__)
-    sums_ += reinterpret_cast<Pairs>(
-        _mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights.sizes), reinterpret_cast<__m512i>(signed_x)));
-#else
-    sums_ += reinterpret_cast<Pairs>(
-        _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights.sizes), reinterpret_cast<__m256i>(signed_x)));
-#endif
   }
   // Subtract 32 times the sums of the pairs, of half a group: an int32 of Int8Rows in every lane.
   MEMBER void subtract_32_of(Ints pairs) { sums_ -= reinterpret_cast<Pairs>(pairs) << 5; }
@@ -410,7 +377,7 @@ INLINE void add_words(const Format& format, const uint8_t* const* blocks, const 
                       int count, const uint8_t* numbers, int num_in, Sums (&sums)[ROWS][VECTORS]) {
 #pragma GCC unroll 8
   for (int word = first; word < first + count; ++word) {
-    decltype(format.ready_word(blocks[0], group, word, 0)) weights[VECTORS];
+    Words weights[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
 #pragma GCC unroll 8
@@ -494,7 +461,29 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
       whole -= format.zeros(blocks[v], group, at[v]) * sum_of_part<1>(pairs + 2 * i * groups, 0);
     total[i][v] += to_floats(whole) * scale * scales[i * groups];
   };
-  if constexpr (Sums::IN_PAIRS) {
+  if constexpr (Format::SIGNS) {
+    Ints whole[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) whole[i][v] = format.negatives(group, at[v]);
+#pragma GCC unroll 8
+    for (int word = 0; word < WORDS; ++word) {
+      SizesAndSigns weights[VECTORS];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; ++i) {
+        const Words four = Words{} + load_word(numbers + static_cast<ptrdiff_t>(i) * num_in + 4 * word);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) add_dots(whole[i][v], weights[v], four);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) put_total(i, v, whole[i][v], format.factor(blocks[v], group, at[v]));
+  } else if constexpr (Sums::IN_PAIRS) {
     Ints whole[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int word = 0; word < WORDS; word += STEP) {
@@ -505,10 +494,7 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
           const Ints part = sums[i][v].total();
-          if constexpr (Format::SIGNS)
-            whole[i][v] = part + (word ? whole[i][v] : format.negatives(group, at[v]));
-          else
-            whole[i][v] = word ? whole[i][v] + part : part;
+          whole[i][v] = word ? whole[i][v] + part : part;
           if constexpr (Sums::MAX_WORDS == 1) add_now(whole[i][v]);
         }
     }
@@ -840,25 +826,11 @@ constexpr int most_rows_of_tile() {
   return TILE_ROWS;
 }
 
-// What comes next in a panel, to be fetched while its tile is multiplied. All of it at once, before the products, would
-// keep them from loading anything.
-struct NextTile {
-  const uint8_t* bytes;
-  int size;
-
-  // Prefetch the share of `count` of `rows` rows, from `first` on.
-  MEMBER void fetch_beside(int first, int count, int rows) const {
-    const int lines = (size + 63) / 64;
-    for (int line = lines * first / rows; line < lines * (first + count) / rows; ++line)
-      __builtin_prefetch(bytes + line * 64);
-  }
-};
-
 // sums[rows][TILE_COLUMNS] = (where `place` is 0) or += rows times the first `count` groups of a tile, the rows' from
 // `place` on.
 template <class Tile, class Rows>
 __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row, int num_in, int rows, int place,
-                                        int count, NextTile next, float* sums) {
+                                        int count, NextWeights next, float* sums) {
   constexpr int MOST = most_rows_of_tile<Tile, Rows>();
   in_groups<MOST>(rows, [&](auto size, int first) {
     constexpr int ROWS = size.value;
@@ -889,7 +861,7 @@ __attribute__((noinline)) void dot_tile(const Tile& tile, const Rows& x, int row
 #if defined(AMX_TILES)
 template <class Rows, bool HALVES, bool MINIMA>
 void dot_tile(const AmxBlockTile<Rows, HALVES, MINIMA>& tile, const Rows& x, int row, int num_in, int rows, int place,
-              int count, NextTile next, float* sums) {
+              int count, NextWeights next, float* sums) {
   next.fetch_beside(0, rows, rows);
   tile.multiply(x, row, num_in, rows, place, count, sums);
 }
@@ -906,7 +878,7 @@ __attribute__((noinline)) void dot_many(const Format& format, const uint8_t* pan
   for (int place = 0; place < groups; place += tile.GROUPS) {
     const int count = std::min(tile.GROUPS, groups - place), size = group_bytes(format), end = place + count;
     for (int i = 0; i < count; ++i) tile.unpack(blocks, block_of(place + i), (place + i) % per_block, i);
-    const NextTile next{block_of(end) + end % per_block * size, tile.GROUPS * size};
+    const NextWeights next{block_of(end) + end % per_block * size, tile.GROUPS * size};
     dot_tile(tile, x, row, num_in, rows, place, count, next, sums);
   }
 }

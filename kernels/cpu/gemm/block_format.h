@@ -4,8 +4,6 @@
 
 #include "gemm/blocks.h"
 
-#define MEMBER inline __attribute__((always_inline))
-
 #if defined(__AVX2__)
 // Eight bytes, four times.
 INLINE __m256i load_eight(const uint8_t* from) {

@@ -54,6 +54,17 @@ INLINE Ints dot_bytes(Ints sum, Words u8, Words i8) {
 #endif
 }
 
+// Have a sum added up here. GCC would compute the products of all words before it adds the first two, and runs out of
+// registers.
+template <class Sum>
+INLINE void add_now(Sum& sum) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum));
+#elif defined(__AVX2__)
+  asm("" : "+x"(sum));
+#endif
+}
+
 // Sums of dot products of groups of 4 unsigned bytes below 16 and 4 signed bytes.
 class NibbleSums {
  public:
@@ -98,6 +109,34 @@ INLINE Ints dot_bytes_and_weights(Ints sum, Words x, Words weights) {
   return dot_bytes(sum, x, weights);
 #endif
 }
+
+// Signed bytes w for products with many rows x: |w|, and 0 or -1. As ~x = -x - 1, w * x = |w| * (x ^ sign) plus |w| where
+// w is negative, which does not depend on x. An exclusive or is done in all units, other than `psignb`.
+struct SizesAndSigns {
+  Words sizes, signs;
+};
+
+INLINE SizesAndSigns sizes_and_signs(Words bytes) {
+  typedef int8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
+  const Bytes signs = reinterpret_cast<Bytes>(bytes) < 0;
+  return {reinterpret_cast<Words>((reinterpret_cast<Bytes>(bytes) ^ signs) - signs), reinterpret_cast<Words>(signs)};
+}
+
+#if defined(__AVX2__)
+// Add dot products of four bytes each, but for what depends on the weights alone. |w| <= 128 and -128 <= x ^ sign <= 127: a
+// pair of products fits into int16.
+INLINE void add_dots(Ints& sum, const SizesAndSigns& weights, Words x) {
+#if defined(__AVX512BW__)
+  const __m512i pairs = _mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights.sizes),
+                                             reinterpret_cast<__m512i>(x ^ weights.signs));
+#else
+  const __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights.sizes),
+                                             reinterpret_cast<__m256i>(x ^ weights.signs));
+#endif
+  sum += dot_int16(reinterpret_cast<Int16s>(pairs), Int16s{} + 1);
+  add_now(sum);
+}
+#endif
 
 INLINE uint32_t load_word(const void* bytes) {
   uint32_t four;

@@ -224,6 +224,73 @@ INLINE void quantise_row(const Linear& linear, const T* from, int row, const Int
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// A part of a panel for many rows, with sizes and signs apart, in the L1 cache.
+class alignas(64) SignedPart {
+ public:
+  static constexpr int DEPTH = 256;    // inputs
+  static constexpr int MIN_ROWS = 32;  // measured: for fewer, unpacking takes longer than it saves
+
+  // Unpack inputs [first, first + depth) of a panel.
+  SignedPart(const int8_t* panel, int num_in, int first, int depth) : words_(depth / 4) {
+    for (int j = 0; j < TILE_VECTORS; ++j) {
+      const int8_t* strip = panel + (static_cast<ptrdiff_t>(j) * num_in + first) * LANES;
+      Ints negatives = {};
+      for (int word = 0; word < words_; ++word) {
+        const SizesAndSigns parts = sizes_and_signs(*reinterpret_cast<const Words*>(strip + word * 4 * LANES));
+        weights_[word][j] = parts;
+        add_dots(negatives, {parts.sizes, Words{}}, parts.signs);
+      }
+      negatives_[j] = -negatives;
+    }
+  }
+
+  // sums[ROWS][TILE_COLUMNS] = or += (`add`) the part times ROWS rows of signed bytes.
+  template <int ROWS>
+  MEMBER void multiply(const uint8_t* x, ptrdiff_t x_row, bool add, int32_t* sums) const {
+    Ints sum[ROWS][TILE_VECTORS];
+    auto place = [&](int i, int j) { return reinterpret_cast<Ints*>(sums + i * TILE_COLUMNS + j * LANES); };
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+      for (int j = 0; j < TILE_VECTORS; ++j) sum[i][j] = add ? *place(i, j) + negatives_[j] : negatives_[j];
+    for (int word = 0; word < words_; ++word)
+#pragma GCC unroll 4
+      for (int i = 0; i < ROWS; ++i) {
+        const Words four = Words{} + load_word(x + i * x_row + 4 * word);
+#pragma GCC unroll 2
+        for (int j = 0; j < TILE_VECTORS; ++j)
+          add_dots(sum[i][j], weights_[word][j], four);
+      }
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 2
+      for (int j = 0; j < TILE_VECTORS; ++j) *place(i, j) = sum[i][j];
+  }
+
+ private:
+  SizesAndSigns weights_[DEPTH / 4][TILE_VECTORS];
+  Ints negatives_[TILE_VECTORS];  // sums of the sizes of negative weights
+  int words_;
+};
+
+// sums[rows][TILE_COLUMNS] = many rows times a panel, of which a part at a time is unpacked once for all of them.
+__attribute__((noinline)) static void multiply_signed(const uint8_t* x, const int8_t* panel, int num_in, int rows,
+                                                      int32_t* sums) {
+  for (int k = 0; k < num_in; k += SignedPart::DEPTH) {
+    const int depth = std::min(SignedPart::DEPTH, num_in - k), end = k + depth;
+    const SignedPart part(panel, num_in, k, depth);
+    const int8_t* after = end < num_in ? panel + end * LANES : panel + static_cast<ptrdiff_t>(num_in) * TILE_COLUMNS;
+    in_groups<3>(rows, [&](auto size, int first) {
+      for (int j = 0; j < TILE_VECTORS; ++j)
+        NextWeights{after + static_cast<ptrdiff_t>(j) * num_in * LANES, depth * LANES}.fetch_beside(first, size, rows);
+      part.multiply<size.value>(x + static_cast<ptrdiff_t>(first) * num_in + k, num_in, k > 0,
+                                sums + first * TILE_COLUMNS);
+    });
+  }
+}
+#endif
+
 // Compute one panel for all rows: `use(row, sums)` is called with the TILE_COLUMNS results of every row, bias included.
 template <class Use>
 INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, int num_rows, Use use) {
@@ -233,8 +300,15 @@ INLINE void multiply_panel(const Linear& linear, int panel, const Int8Rows& x, i
   for (int block = 0; block < num_rows; block += ROW_BLOCK) {
     const int rows = std::min(ROW_BLOCK, num_rows - block);
     const uint8_t* from = x.numbers + static_cast<ptrdiff_t>(block) * num_in;
-    const int done = leading_inputs(from, num_in, weights, num_in, rows, block, sums);
-    add_inputs(from, num_in, weights, num_in, done, rows, block == 0, sums);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (rows >= SignedPart::MIN_ROWS)
+      multiply_signed(from, weights, num_in, rows, sums);
+    else
+#endif
+    {
+      const int done = leading_inputs(from, num_in, weights, num_in, rows, block, sums);
+      add_inputs(from, num_in, weights, num_in, done, rows, block == 0, sums);
+    }
     for (int row = 0; row < rows; ++row) {
       alignas(64) float result[TILE_COLUMNS];
       for (int j = 0; j < TILE_COLUMNS; j += LANES) {

@@ -99,6 +99,20 @@ static void unpack_row(const T* packed, int num_in, int row, float* to) {
 
 // ------------------------------------------------------------------------------------- the inner loop
 
+// Weights that come next, to be fetched while others are multiplied. All of them at once, before the products, would keep
+// these from loading anything.
+struct NextWeights {
+  const void* bytes;
+  int size;
+
+  // Prefetch the share of `count` of `rows` rows, from `first` on.
+  MEMBER void fetch_beside(int first, int count, int rows) const {
+    const int lines = (size + 63) / 64;
+    for (int line = lines * first / rows; line < lines * (first + count) / rows; ++line)
+      __builtin_prefetch(static_cast<const char*>(bytes) + line * 64);
+  }
+};
+
 // sums[i][j] = or += (`add`) `depth` inputs of ROWS rows times one panel. Each step prefetches LINES vectors from
 // `fetched` on: the next ones of float32; one of each of the first LINES strips of other dtypes.
 template <int ROWS, int LINES>
