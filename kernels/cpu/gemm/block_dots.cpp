@@ -595,7 +595,7 @@ class alignas(64) Int8Tile {
   static void put(uint32_t* to, Words x) { *reinterpret_cast<Words*>(to) = x; }
   static void put(int32_t* to, Ints x) { *reinterpret_cast<Ints*>(to) = x; }
   MEMBER void put_signs_apart(int group, int at) {
-    ByteSums<6> sum;
+    ByteSums<6> sum;  // sizes are up to 128, signs 0 or -1: all pairs of a group fit into int16
 #pragma GCC unroll 8
     for (int word = 0; word < WORDS; ++word) {
       const SizesAndSigns parts = sizes_and_signs(*reinterpret_cast<const Words*>(words_[group][word] + at));
