@@ -192,7 +192,7 @@ def plain_text(rng: Random) -> list[Message]:
     return [Message(role="text", content=content)]
 
 
-NEW_SHARE = 0.55
+NEW_SHARE = 0.65
 """Share of chats with forms, tools and thinking."""
 
 
@@ -204,7 +204,7 @@ def new_chats(seed: int) -> Iterator[list[Message]]:
 
 
 def _with_new(rng: Random) -> list[Message]:
-    chats = rng.choices((form.CHATS, tool.CHATS, think.CHATS), (0.4, 0.45, 0.15))[0]
+    chats = rng.choices((form.CHATS, tool.CHATS, think.CHATS), (0.25, 0.62, 0.13))[0]
     return rng.choices(list(chats), list(chats.values()))[0](rng)
 
 

@@ -1,6 +1,9 @@
 """Turn a training checkpoint into the folder that ships: weights, configuration, tokenizer and chat template.
 
-    python tools/nano/export.py --work DIR [--to src/triolet/nano]
+    python tools/nano/export.py --work DIR [--to src/triolet/nano] [--earlier MODEL --share 0.7]
+
+With `--earlier` every weight is the mean of the checkpoint's and of a model's that the training began with, which has forgotten less of
+what the last training did not repeat.
 
 The model card (README.md) is written by hand and left alone.
 """
@@ -11,8 +14,9 @@ from pathlib import Path
 
 import torch
 from model import NanoConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokens import CHAT_TEMPLATE, END, PAD, SPECIAL, TOOL
+from torch import Tensor
 
 FOLDER = Path(__file__).parents[2] / "src" / "triolet" / "nano"
 
@@ -72,13 +76,27 @@ def tokenizer_config(config: NanoConfig) -> dict[str, object]:
     }
 
 
-def export(work: Path, folder: Path) -> None:
-    """Write the folder from the checkpoint and the tokenizer in `work`."""
+def averaged(weights: dict[str, Tensor], earlier: Path, share: float) -> dict[str, Tensor]:
+    """Return `share` of the weights plus the rest of those of the model in the folder `earlier`."""
+    old = load_file(earlier / "model.safetensors")
+    return {name: share * weights[name] + (1 - share) * old[name].float() for name in weights}
+
+
+def export(work: Path, folder: Path, earlier: Path | None = None, share: float = 1.0) -> None:
+    """Write the folder from the checkpoint and the tokenizer in `work`.
+
+    Args:
+        earlier: folder of a model of the same shape to average with; None for none.
+        share: the checkpoint's in the average, of 1.
+    """
     config = NanoConfig()
     folder.mkdir(parents=True, exist_ok=True)
     state = torch.load(work / "checkpoint.pt", map_location="cpu")
+    weights: dict[str, Tensor] = state["model"]
+    if earlier is not None:
+        weights = averaged(weights, earlier, share)
     # Training multiplied bfloat16 copies of the matrices, so rounding them costs nothing; the norms lose a little.
-    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["model"].items()}
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it readable to its owner alone
     (folder / "tokenizer.json").write_text((work / "tokenizer.json").read_text())
@@ -96,8 +114,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Export triolet-nano.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the tokenizer and the checkpoint")
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder to write")
+    parser.add_argument("--earlier", type=Path, help="folder of a model to average the checkpoint with")
+    parser.add_argument("--share", type=float, default=0.7, help="the checkpoint's share of that average")
     options = parser.parse_args()
-    export(options.work, options.to)
+    export(options.work, options.to, options.earlier, options.share)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train triolet-nano from scratch: make the text, train the tokenizer, train the model, save checkpoints.
 
-    torchrun --nproc-per-node 2 tools/nano/train.py --work DIR [--steps N] [--resume] [--seed S]
+    torchrun --nproc-per-node 2 tools/nano/train.py --work DIR [--steps N] [--rate R] [--resume] [--seed S]
 
 Every process makes its own text and computes its own gradients, which are summed once per step: on CPUs start one
 process per core. Plain `python tools/nano/train.py` trains in one process, which is right for one GPU; a GPU is used if there is
@@ -207,11 +207,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train triolet-nano from scratch.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the tokenizer and the checkpoint")
     parser.add_argument("--steps", type=int, default=4600, help="optimizer steps of about 8,000 tokens")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="learning rates, times those of a training from scratch"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the text and of the first weights")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the work folder")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    train(options.work, Schedule(steps=options.steps), options.seed, options.resume)
+    schedule = Schedule(steps=options.steps)
+    schedule = attrs.evolve(
+        schedule, muon_lr=options.rate * schedule.muon_lr, adam_lr=options.rate * schedule.adam_lr
+    )
+    train(options.work, schedule, options.seed, options.resume)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,16 @@ from typing import Any
 
 import attrs
 from chats.tool_function import Tool, Wish, known_tool, rendered
-from chats.tool_invented import NOUNS, VERBS, invented_tool, natural_tool, property_tool
-from chats.tool_table import KNOWN
+from chats.tool_invented import (
+    NOUNS,
+    VERBS,
+    arrival_tool,
+    invented_tool,
+    natural_tool,
+    placed_tool,
+    property_tool,
+)
+from chats.tool_table import KNOWN, Known
 from exchange import Chat, Skill
 from skills import fact as facts
 from skills import number, talk, text
@@ -21,41 +29,75 @@ _SYSTEMS = ["You are a helpful assistant.", "You are a helpful assistant with to
             "Help the user.", "You are an assistant that calls functions.", "Call a tool when it helps.", "You are a helpful AI assistant.", "You are an agent.", "Use tools to answer.", "Be kind and helpful.", "You have access to functions.", "You are a home assistant.",
             "You are a weather bot.", "You answer questions with the help of tools.", "You are a helpful agent", "Be helpful.", "You are an assistant."]
 _ERRORS = ["{x} not found", "not found", "timeout", "no connection", "service unavailable", "permission denied", "invalid input", "unknown {x}", "too many requests", "internal error", "the server is down", "access denied", "invalid {x}", "rate limit exceeded", "no data", "connection refused"]
+# Functions of one group of which a question means one only.
+_APART = [set(apart.split()) for apart in ["add subtract multiply divide square_root", "get_weather get_forecast", "roll_dice random_number flip_coin", "get_price check_stock", "read_file list_files"]]
+# Functions that are taken for one another, by what they are about.
+_KINDS = [[known for known in KNOWN if known.does in kind.split()] for kind in [
+    "add subtract multiply divide square_root", "add subtract multiply divide", "add multiply calculate_area roll_dice", "sum_numbers multiply divide count_words", "calculator calculate_area random_number convert_units",
+    "set_timer set_alarm play_music", "set_timer set_alarm create_event add_todo", "set_alarm play_music turn_on_light lock_door", "set_timer add_todo create_note send_message", "get_time get_date set_alarm set_timer",
+    "get_weather get_time get_population", "get_weather get_forecast get_distance", "get_capital get_population get_time get_distance", "set_light set_temperature lock_door play_music",
+    "send_email send_message create_note translate", "convert_currency convert_units get_stock_price", "get_price check_stock get_balance", "get_stock_price get_balance convert_currency", "search define_word find_recipe lookup_user", "search get_movie_rating get_stock_price",
+    "order_pizza book_table find_recipe", "book_flight book_table create_event", "read_file list_files count_words", "roll_dice random_number flip_coin", "get_order_status track_package check_stock",
+]]
 _FIRST = ["I will look that up.", "Let me check.", "One moment.", "Let me look."]
 # fmt: on
 
 
 def _toolbox(rng: Random, first: Tool | None = None) -> list[Tool]:
-    """Choose one to four tools that do different things; `first` is among them at a random place."""
-    size = rng.choices([1, 2, 3, 4], [34, 32, 22, 12])[0]
+    """Choose one to four tools that do different things; `first` is among them at a random place.
+
+    Often they are tools that are easily taken for one another, so that the question has to be read to its end.
+    """
+    size = rng.choices([1, 2, 3, 4], [30, 34, 24, 12])[0]
     tools = [first] if first else []
+    kind: Sequence[Known] = ()
+    if rng.random() < 0.5:
+        kind = _kind_of(rng, first)
     for _ in range(20):
         if len(tools) >= size:
             break
-        if first and first.group.startswith("invented") and rng.random() < 0.35:
-            _, verb, noun = first.group.split(" ")
-            made = (
-                invented_tool(rng, verb=verb, noun=rng.choice(NOUNS))
-                if rng.random() < 0.5
-                else invented_tool(rng, verb=rng.choice(VERBS), noun=noun)
-            )
-        else:
-            made = _any_tool(rng)
-        if made.group not in {tool.group for tool in tools} and made.name not in {
-            tool.name for tool in tools
-        }:
+        made = known_tool(rng, rng.choice(kind)) if kind else _sibling(rng, first) or _any_tool(rng)
+        if not any(_do_the_same(made, tool) for tool in tools):
             tools.append(made)
     rng.shuffle(tools)
     return tools
 
 
+def _kind_of(rng: Random, first: Tool | None) -> Sequence[Known]:
+    """Return known functions that are taken for `first`, or for one another; none if there are no such."""
+    return rng.choice(
+        [kind for kind in _KINDS if not first or first.does in {known.does for known in kind}] or [()]
+    )
+
+
+def _sibling(rng: Random, first: Tool | None) -> Tool | None:
+    """Make up a tool with the verb or the noun of `first`, if that one is made up; None most times."""
+    if first is None or not first.group.startswith("invented") or rng.random() >= 0.35:
+        return None
+    _, verb, noun = first.group.split(" ")
+    if rng.random() < 0.5:
+        return invented_tool(rng, verb=verb, noun=rng.choice(NOUNS))
+    return invented_tool(rng, verb=rng.choice(VERBS), noun=noun)
+
+
+def _do_the_same(one: Tool, other: Tool) -> bool:
+    """Return True if one question may be meant for either."""
+    if one.name == other.name or one.does == other.does:
+        return True
+    return one.group == other.group and not any({one.does, other.does} <= apart for apart in _APART)
+
+
 def _any_tool(rng: Random) -> Tool:
     roll = rng.random()
-    if roll < 0.18:
+    if roll < 0.16:
         return property_tool(rng)
-    if roll < 0.4:
+    if roll < 0.21:
+        return arrival_tool(rng)
+    if roll < 0.26:
+        return placed_tool(rng)
+    if roll < 0.44:
         return natural_tool(rng)
-    return invented_tool(rng) if roll < 0.55 else known_tool(rng, rng.choice(KNOWN))
+    return invented_tool(rng) if roll < 0.56 else known_tool(rng, rng.choice(KNOWN))
 
 
 def _system(rng: Random, tools: Sequence[Tool]) -> Message:

@@ -26,12 +26,14 @@ class Tool:
     """A function that is listed in the system turn.
 
     Attributes:
+        does: what it does, under one name for all functions that do it; functions of one group may do the same.
         wish: makes a question; "more" makes one that leans on an earlier question, "pair" one for two calls.
         missing: question that lacks a value, and what is asked back; None where there is none.
     """
 
     function: dict[str, Any]
     group: str
+    does: str
     wish: Callable[[Random, str], Wish | None]
     missing: Callable[[Random], tuple[str, str] | None]
 
@@ -186,4 +188,4 @@ def known_tool(rng: Random, known: Known) -> Tool:
         values = {key: make(rng) for key, make in makers.items() if key in _slots(template)}
         return _asked(rng, template, values), rng.choice(back.split(";"))
 
-    return Tool(function, known.group, wish, missing)
+    return Tool(function, known.group, known.does, wish, missing)

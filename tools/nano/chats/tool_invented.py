@@ -132,7 +132,7 @@ def invented_tool(rng: Random, verb: str = "", noun: str = "") -> Tool:
             p=lacking[0].replace("_", " ")
         )
 
-    return Tool(function, f"invented {verb} {noun}", wish, missing)
+    return Tool(function, f"invented {verb} {noun}", name, wish, missing)
 
 
 def _quoted(rng: Random, value: Any) -> str:
@@ -308,6 +308,57 @@ def natural_tool(rng: Random) -> Tool:
         says=f"{capital(verb)} {a(kind)}.;{capital(_inflected(verb))} the {kind}.;{capital(verb)} the {kind}.;Use it to {verb} {a(kind)}.;{capital(verb)} {a(kind)} of your choice.",
         asks=";".join(asks), more=f"now {needed};and {needed}", facts=lambda rng, v: {"r": _made_up_value(rng)},
         shapes=[*DONE, {"result": "{r}"}, {"status": "{r}"}], answers="It is done.;Done.;The result is {r}.", pairs=f"!{verb} {{v}} and {{v2}}" if len(parameters) == 1 else "",
+    )  # fmt: skip
+    return known_tool(rng, known)
+
+
+# fmt: off
+_TRAVELLERS = "train tram ferry coach truck boat plane parade shuttle postman nurse tour ship cart convoy guide".split()
+_TRAVELS = ["leave", "reach", "pass", "enter", "visit", "cross", "stop at", "arrive at", "depart from", "start in", "get to"]
+_STOPS: list[tuple[str, str, some.Make]] = [
+    ("place", "place stop location where", some.proper), ("street", "street stop address", some.address), ("city", "city place town", some.city), ("station", "station stop name", some.proper), ("person", "person name", some.name),
+]
+_PARTS = "row box rack house hall corner wing lane pool yard pen block barn line stand case drawer".split()
+# fmt: on
+
+
+def arrival_tool(rng: Random) -> Tool:
+    """Make up a function that tells when something comes to a place: the value stands behind a verb of its own."""
+    mover, verb = rng.choice(_TRAVELLERS), rng.choice(_TRAVELS)
+    place, names, make = rng.choice(_STOPS)
+    parameters = [Parameter("v", names.split(), make, {"type": "string"}, False)]
+    if rng.random() < 0.4:
+        parameters.append(
+            Parameter("n", ["number", "platform", "route", "track"], some.small, {"type": "integer"}, True)
+        )
+    known = Known(
+        group=f"arrival {mover}", names=rng.choice([f"next_{mover}", f"{mover}_time", f"get_next_{mover}", f"find_{mover}", f"{mover}_schedule", _camel(f"next_{mover}")]), parameters=parameters,
+        says=f"When the next {mover} will {verb} {a(place)}.;Tells when the {mover} will {verb} {a(place)}.;Times of the {mover}.;The next {mover} of {a(place)}.",
+        asks=f"when does the next {mover} {verb} {{v}};when will the {mover} {verb} {{v}};when does the {mover} {verb} {{v}};how soon does the next {mover} {verb} {{v}};does {a(mover)} {verb} {{v}} today;at what time does the {mover} {verb} {{v}};when does {mover} number {{n}} {verb} {{v}}",
+        more="and {v};what about {v}", missing=f"when is the next {mover};when does the next {mover} come>To which {place}?;Which {place} do you mean?", facts=lambda rng, v: {"r": some.time(rng)},
+        shapes=["{r}", {"time": "{r}"}, {"next": "{r}"}, {"place": "{v}", "time": "{r}"}], answers=f"The next {mover} comes at {{r}}.;The {mover} will {verb} {{v}} at {{r}}.",
+    )  # fmt: skip
+    return known_tool(rng, known)
+
+
+def placed_tool(rng: Random) -> Tool:
+    """Make up a function that does something to all things in a part of a place, which a word in front of it names."""
+    verb, noun, part = rng.choice(_VERBS_OF_KINDS), rng.choice(NOUNS), rng.choice(_PARTS)
+    which = rng.choice([text.any_word, some.one_of(w.COLOURS), some.one_of(w.VEGETABLES), some.one_of(w.FRUITS), some.name, some.one_of(w.ANIMALS)])  # fmt: skip
+    parameters = [
+        Parameter("v", [part, part, f"{part}_name", "name", "where"], which, {"type": "string"}, False)
+    ]
+    said = f"the {noun}s in the {{v}} {part}"
+    if rng.random() < 0.6:
+        way_names, way_make, way_kind, phrases = rng.choice(_WAYS)
+        parameters.append(
+            Parameter("w", way_names.split(), way_make, {"type": way_kind}, rng.random() < 0.25)
+        )
+        said += " " + rng.choice(phrases.split(";")).replace("{}", "{w}")
+    known = Known(
+        group=f"placed {verb} {noun}", names=rng.choice([f"{verb}_{noun}s", f"{verb}_{noun}s_in_{part}", _camel(f"{verb}_{noun}s")]), parameters=parameters,
+        says=f"{capital(verb)} the {noun}s in {a(part)}.;{capital(_inflected(verb))} all {noun}s of {a(part)}.;Use it to {verb} the {noun}s of {a(part)}.",
+        asks=f"!{verb} {said};!{verb} all {said.removeprefix('the ')};i want to {verb} {said}", facts=nothing, shapes=DONE, answers="It is done.;Done.",
     )  # fmt: skip
     return known_tool(rng, known)
 

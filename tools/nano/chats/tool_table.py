@@ -41,7 +41,8 @@ class Known:
     """A function as many programs have it.
 
     Attributes:
-        group: functions of one group might answer the same question, so they are not listed together.
+        group: functions of one group might answer the same question, so most are not listed together.
+        names: what the function may be called; the first one stands for what it does.
         asks: templates; an optional parameter is given where the template has its key. A "!" begins an imperative.
         more: templates of a second question, that lean on the first.
         pairs: templates that ask for two at once; the second value's key ends in 2.
@@ -64,6 +65,11 @@ class Known:
     pairs: str = ""
     missing: str = ""
     is_paired: bool = False
+
+    @property
+    def does(self) -> str:
+        """What the function does, in one word."""
+        return self.names.split()[0]
 
 
 def _exact(value: float) -> int | float:
@@ -100,7 +106,7 @@ KNOWN = [
     Known(group="weather", names="get_weather get_weather weather get_current_weather weather_lookup getWeather current_weather fetch_weather weather_in",
           says="Get the weather of a city.;Get the current weather.;Current weather in a given location.;Return the weather for a place.;Look up the weather.;Get the current weather for a city.;Tell the weather.",
           parameters=[parameter("city", "city city location place town location", some.city), parameter("unit?", "unit units unit", "celsius fahrenheit")],
-          asks="what is the weather in {city};what's the weather like in {city};how is the weather in {city};weather in {city};how warm is it in {city};is it raining in {city};!tell me the weather in {city};what is the weather in {city} today;how cold is it in {city};what is the weather in {city} in {unit};what's the weather in {city} in {unit};!give me the weather of {city};!give me the weather of {city} in {unit};is it sunny in {city};do i need an umbrella in {city};what is the temperature in {city};how hot is it in {city}",
+          asks="what is the weather in {city};what's the weather like in {city};how is the weather in {city};weather in {city};how warm is it in {city};is it raining in {city};!tell me the weather in {city};what is the weather in {city} today;how cold is it in {city};what is the weather in {city} in {unit};what's the weather in {city} in {unit};!give me the weather of {city};!give me the weather of {city} in {unit};is it sunny in {city};do i need an umbrella in {city};what is the temperature in {city};how hot is it in {city};is it warm in {city};is it windy in {city} now;is there snow in {city}",
           more="and in {city};what about {city};and {city};how about {city};and what is the weather in {city}",
           pairs="what is the weather in {city} and {city2};how is the weather in {city} and in {city2};weather in {city} and {city2};!compare the weather in {city} and {city2};what's the weather like in {city} and {city2};what is the weather in {city} and in {city2}",
           missing="what is the weather;what's the weather like;how is the weather today>Which city do you mean?;Of which city would you like to know the weather?",
