@@ -88,6 +88,13 @@ class ByteSums {
   static Words ready(Words signed_or_small) { return ADDED ? signed_or_small ^ 0x80808080u : signed_or_small; }
 };
 
+// The same of signed bytes whose signs stand apart. WEIGHTS: SizesAndSigns; only AVX2 has add_dots.
+template <class WEIGHTS>
+struct SignedSums {
+  Ints whole;
+  MEMBER void add(const WEIGHTS& weights, Words x) { add_dots(whole, weights, x); }
+};
+
 // Return a * b - c, of which c is rounded and a * b is not. Of a difference of two products GCC fuses either one, or none,
 // and chooses anew for each number of rows.
 INLINE Floats multiply_subtract(Floats a, Floats b, Floats c) {
@@ -377,7 +384,7 @@ INLINE void add_words(const Format& format, const uint8_t* const* blocks, const 
                       int count, const uint8_t* numbers, int num_in, Sums (&sums)[ROWS][VECTORS]) {
 #pragma GCC unroll 8
   for (int word = first; word < first + count; ++word) {
-    Words weights[VECTORS];
+    decltype(format.ready_word(blocks[0], group, word, at[0])) weights[VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
 #pragma GCC unroll 8
@@ -462,27 +469,16 @@ INLINE void add_group(const Format& format, const uint8_t* const* blocks, const 
     total[i][v] += to_floats(whole) * scale * scales[i * groups];
   };
   if constexpr (Format::SIGNS) {
-    Ints whole[ROWS][VECTORS];
+    SignedSums<SizesAndSigns> sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) whole[i][v] = format.negatives(group, at[v]);
-#pragma GCC unroll 8
-    for (int word = 0; word < WORDS; ++word) {
-      SizesAndSigns weights[VECTORS];
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) weights[v] = format.ready_word(blocks[v], group, word, at[v]);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) {
-        const Words four = Words{} + load_word(numbers + static_cast<ptrdiff_t>(i) * num_in + 4 * word);
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) add_dots(whole[i][v], weights[v], four);
-      }
-    }
+      for (int v = 0; v < VECTORS; ++v) sums[i][v].whole = format.negatives(group, at[v]);
+    add_words(format, blocks, at, group, 0, WORDS, numbers, num_in, sums);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) put_total(i, v, whole[i][v], format.factor(blocks[v], group, at[v]));
+      for (int v = 0; v < VECTORS; ++v) put_total(i, v, sums[i][v].whole, format.factor(blocks[v], group, at[v]));
   } else if constexpr (Sums::IN_PAIRS) {
     Ints whole[ROWS][VECTORS];
 #pragma GCC unroll 8
