@@ -26,7 +26,7 @@ extern template void attend(const AttentionRows<BFloat16>*, int, int, int, const
 
 namespace {
 
-constexpr int STAGES = 13, STAGES_PER_LAYER = 32;  // at most
+constexpr int STAGES = 14, STAGES_PER_LAYER = 32;  // at most
 constexpr int MANY_TOKENS = 384;        // from here on threads are assigned rows instead of panels
 constexpr int NOT_ADAPTED = -2;         // beside HEAD_LAYER: a layer that no adapter changes
 constexpr int PART_BYTES = 768 * 1024;  // of input rows: they stay in the L2 cache, beside weights and results
@@ -42,6 +42,10 @@ struct HeadShape {
   bool only_decodes = true;     // one token and one item for each sequence
 };
 
+inline bool is_ascending(const int64_t* begin, const int64_t* end) {
+  return std::adjacent_find(begin, end, [](int64_t one, int64_t next) { return one >= next; }) == end;
+}
+
 // State that is shared by the threads of a step.
 template <class T>
 struct Workspace {
@@ -54,6 +58,7 @@ struct Workspace {
   std::pmr::vector<Argmax> argmaxes;              // [threads, num_logits]
   std::pmr::vector<ArgmaxCandidates> candidates;  // [threads, num_logits], with an argmax filter
   AdaptedRows adapted_tokens, adapted_logits;     // rows of num_tokens, of num_logits
+  const bool keeps_few;                           // rows of the last layer, see Worker::keep_rows_of_logits
   int shrunk_width = 0;                        // numbers of a row of `shrunk`
   int qkv_width = 0, query_width = 0, intermediate = 0;  // at most, of all layers
   float *residual, *projected;                // [tokens, hidden], [tokens, qkv_width]
@@ -86,6 +91,8 @@ struct Workspace {
         candidates(memory.resource()),
         adapted_tokens(memory.resource()),
         adapted_logits(memory.resource()),
+        keeps_few(step.logits_indices && !step.hidden && step.num_logits < step.num_tokens &&
+                  is_ascending(step.logits_indices, step.logits_indices + step.num_logits)),
         expert_rows(memory.resource()) {
     for (int index = 0; index < model.num_layers; ++index) measure(model.layers[index]);
     if (step.adapter_slots) group_adapters();
@@ -272,7 +279,13 @@ class Worker {
 
  public:
   Worker(Workspace<T>& shared, int thread)
-      : shared_(shared), model_(shared.model), step_(shared.step), thread_(thread), hidden_(model_.hidden) {}
+      : shared_(shared),
+        model_(shared.model),
+        step_(shared.step),
+        thread_(thread),
+        hidden_(model_.hidden),
+        num_rows_(step_.num_tokens),
+        adapted_(&shared.adapted_tokens) {}
 
   void run() {
     stage(step_.num_tokens, [&](int token) { embed(token); });
@@ -282,7 +295,9 @@ class Worker {
     if (T* hidden = static_cast<T*>(step_.hidden))
       return stage(step_.num_tokens,
                    [&](int token) { normalise(token, final_norm, hidden + token * hidden_); });
-    const T* x = normed(step_.num_logits, final_norm, [&](int i) { return step_.logits_indices[i]; });
+    const T* x = shared_.keeps_few ? all_normed(final_norm) : normed(step_.num_logits, final_norm, [&](int i) {
+      return step_.logits_indices[i];
+    });
     score_all(x);
   }
 
@@ -526,7 +541,7 @@ class Worker {
   }
 
   const T* all_normed(const Norm& norm) {
-    return normed(step_.num_tokens, norm, [](int token) { return token; });
+    return normed(num_rows_, norm, [](int row) { return row; });
   }
 
   // Store a panel of logits, or update the argmax with it.
@@ -601,19 +616,19 @@ class Worker {
 
   // Add x @ weight.T + bias to the residual stream, normalised if there is a norm, and multiply the stream by `scale`.
   void add_linear(const Linear& linear, int index, const T* x, const float* norm, float scale = 1.0f) {
-    const AdaptedRows& adapted = index == NOT_ADAPTED ? no_rows_ : shared_.adapted_tokens;
+    const AdaptedRows& adapted = index == NOT_ADAPTED ? no_rows_ : *adapted_;
     auto place = [&](float* rows, int row, int panel) { return rows + row * hidden_ + panel * TILE_COLUMNS; };
     auto count = [&](int panel) { return std::min<int>(TILE_COLUMNS, model_.hidden - panel * TILE_COLUMNS); };
     if (!norm)
-      return multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
+      return multiply_adapted(linear, index, x, num_rows_, adapted, [&](int row, int panel, const float* sums) {
         float* to = place(shared_.residual, row, panel);
         for (int j = 0; j < count(panel); ++j) to[j] = (to[j] + sums[j] * model_.residual_scale) * scale;
       });
-    multiply_adapted(linear, index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
+    multiply_adapted(linear, index, x, num_rows_, adapted, [&](int row, int panel, const float* sums) {
       std::copy(sums, sums + count(panel), place(shared_.unnormed, row, panel));
     });
-    stage(step_.num_tokens, [&](int token) {
-      float *from = shared_.unnormed + token * hidden_, *to = shared_.residual + token * hidden_;
+    stage(num_rows_, [&](int row) {
+      float *from = shared_.unnormed + row * hidden_, *to = shared_.residual + row * hidden_;
       scale_row(from, norm, norm_factor(from), model_.hidden, from);
       for (int i = 0; i < model_.hidden; ++i) to[i] = (to[i] + from[i] * model_.residual_scale) * scale;
     });
@@ -621,27 +636,48 @@ class Worker {
 
   void layer(int index) {
     const Layer& layer = model_.layers[index];
-    const AdaptedRows& adapted = shared_.adapted_tokens;
-    const T* x = all_normed({layer.attention_norm, layer.attention_norm_bias});
-    multiply_adapted(layer.qkv, 4 * index, x, step_.num_tokens, adapted, [&](int row, int panel, const float* sums) {
+    const Norm attention_norm{layer.attention_norm, layer.attention_norm_bias};
+    const Norm mlp_norm{layer.mlp_norm, layer.mlp_norm_bias};
+    const T* x = all_normed(attention_norm);
+    multiply_adapted(layer.qkv, 4 * index, x, num_rows_, *adapted_, [&](int row, int panel, const float* sums) {
       put_panel(layer.qkv, row, panel, sums, shared_.projected);
     });
+    const bool keeps_few = shared_.keeps_few && index + 1 == model_.num_layers;
+    attention(layer, index, keeps_few);
+    if (keeps_few) keep_rows_of_logits(model_.num_heads * layer.head_dim);
     // Of a parallel block before the residual stream changes: few rows of it are normalised outside of stages.
     if (model_.parallel)
-      gate_up(layer, index, layer.mlp_norm ? all_normed({layer.mlp_norm, layer.mlp_norm_bias}) : x);
-    attention(layer, index);
+      gate_up(layer, index, mlp_norm.weight ? all_normed(mlp_norm) : keeps_few ? all_normed(attention_norm) : x);
     add_linear(layer.attention_out, 4 * index + 1, shared_.attention_output, layer.post_attention_norm);
     if (layer.experts && layer.experts->post_norm) return dense_and_mixture(layer, index);
     if (layer.experts) {
-      const T* input = all_normed({layer.mlp_norm, layer.mlp_norm_bias});
+      const T* input = all_normed(mlp_norm);
       route_tokens(*layer.experts, index, input);
       return mixture(*layer.experts, index, input, shared_.residual);
     }
-    if (!model_.parallel) gate_up(layer, index, all_normed({layer.mlp_norm, layer.mlp_norm_bias}));
+    if (!model_.parallel) gate_up(layer, index, all_normed(mlp_norm));
     const bool has_input = layer.input_gate.num_out > 0;
     add_linear(layer.down, 4 * index + 3, shared_.activated, layer.post_mlp_norm, has_input ? 1.0f : layer.output_scale);
     if (has_input) add_layer_input(layer, index);
   }
+
+  // Go on with the rows of the logits alone, which are moved to the front: of all others the last layer's keys and values
+  // are all that is wanted, and they are in the cache. width: of a row of the attention's output.
+  void keep_rows_of_logits(ptrdiff_t width) {
+    stage(1, [&](int) {
+      for (int row = 0; row < step_.num_logits; ++row) {  // no earlier row has overwritten it, since they ascend
+        const int64_t token = step_.logits_indices[row];
+        if (token == row) continue;
+        std::copy_n(shared_.residual + token * hidden_, hidden_, shared_.residual + row * hidden_);
+        std::copy_n(shared_.attention_output + token * width, width, shared_.attention_output + row * width);
+      }
+    });
+    num_rows_ = step_.num_logits;
+    adapted_ = &shared_.adapted_logits;
+  }
+
+  // Return the token that a row of the residual stream belongs to.
+  int64_t token_of(int row) const { return num_rows_ < step_.num_tokens ? step_.logits_indices[row] : row; }
 
   // Copy a panel of a row of a product to its place in `to`, [rows, num_out].
   static void put_panel(const Linear& linear, int row, int panel, const float* sums, float* to) {
@@ -681,10 +717,10 @@ class Worker {
 
   void add_layer_input(const Layer& layer, int index) {
     const ptrdiff_t size = model_.layer_inputs.size, width = model_.layer_inputs.projection.num_out;
-    multiply(layer.input_gate, all_normed({nullptr, nullptr}), step_.num_tokens,
+    multiply(layer.input_gate, all_normed({nullptr, nullptr}), num_rows_,
              [&](int row, int panel, const float* sums) {
                const int first = panel * TILE_COLUMNS, count = std::min<int>(TILE_COLUMNS, size - first);
-               const float* input = shared_.layer_inputs + row * width + index * size + first;
+               const float* input = shared_.layer_inputs + token_of(row) * width + index * size + first;
                alignas(64) float product[TILE_COLUMNS];
                for (int j = 0; j < TILE_COLUMNS; j += LANES) store(product + j, activated(load(sums + j)));
                for (int j = 0; j < count; ++j) product[j] *= input[j];
@@ -694,7 +730,7 @@ class Worker {
   }
 
   void gate_up(const Layer& layer, int index, const T* x) {
-    multiply_adapted(layer.gate_up, 4 * index + 2, x, step_.num_tokens, shared_.adapted_tokens,
+    multiply_adapted(layer.gate_up, 4 * index + 2, x, num_rows_, *adapted_,
                      [&](int row, int panel, const float* sums) {
                        layer.gate_up.gated ? activate_gates(layer, row, panel, sums) : activate(layer, row, panel, sums);
                      });
@@ -704,19 +740,17 @@ class Worker {
   void dense_and_mixture(const Layer& layer, int index) {
     const Experts& experts = *layer.experts;
     gate_up(layer, index, all_normed({layer.mlp_norm, nullptr}));
-    multiply_adapted(layer.down, 4 * index + 3, shared_.activated, step_.num_tokens, shared_.adapted_tokens,
+    multiply_adapted(layer.down, 4 * index + 3, shared_.activated, num_rows_, *adapted_,
                      [&](int row, int panel, const float* sums) {
                        put_panel(layer.down, row, panel, sums, shared_.unnormed);
                      });
     route_tokens(experts, index, all_normed({experts.router_norm, nullptr}));
     const T* x = all_normed({experts.norm, nullptr});
-    stage(step_.num_tokens, [&](int token) {
-      std::fill_n(shared_.expert_sums + token * hidden_, hidden_, 0.0f);
-    });
+    stage(num_rows_, [&](int row) { std::fill_n(shared_.expert_sums + row * hidden_, hidden_, 0.0f); });
     mixture(experts, index, x, shared_.expert_sums);
-    stage(step_.num_tokens, [&](int token) {
-      float *dense = shared_.unnormed + token * hidden_, *mixed = shared_.expert_sums + token * hidden_;
-      float* to = shared_.residual + token * hidden_;
+    stage(num_rows_, [&](int row) {
+      float *dense = shared_.unnormed + row * hidden_, *mixed = shared_.expert_sums + row * hidden_;
+      float* to = shared_.residual + row * hidden_;
       scale_row(dense, experts.post_dense_norm, norm_factor(dense), model_.hidden, dense);
       scale_row(mixed, experts.post_norm, norm_factor(mixed), model_.hidden, mixed);
       for (int i = 0; i < hidden_; ++i) dense[i] += mixed[i];
@@ -755,7 +789,7 @@ class Worker {
       });
     // Every item adds up the experts in their order, so that it is the same for any number of threads.
     const int out_panels = (model_.hidden + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const int at_once = are_many(step_.num_tokens) ? std::max(1, out_panels / (4 * step_.num_threads))
+    const int at_once = are_many(num_rows_) ? std::max(1, out_panels / (4 * step_.num_threads))
                                                    : panels_at_once(experts.out[0]);
     stage(num_groups ? (out_panels + at_once - 1) / at_once : 0, [&](int item) {
       const int first = item * at_once, count = std::min(at_once, out_panels - first);
@@ -770,12 +804,12 @@ class Worker {
 
   // Return how many panels of an expert an item computes: two of a single row's, as `block_stage` does.
   int panels_at_once(const Linear& linear) const {
-    return step_.num_tokens == 1 && linear.panels && linear.bits == 0 ? 2 : 1;
+    return num_rows_ == 1 && linear.panels && linear.bits == 0 ? 2 : 1;
   }
 
   // Choose the experts of all tokens, and put the tokens in their order.
   void route_tokens(const Experts& experts, int index, const T* x) {
-    const int tokens = step_.num_tokens, width = shared_.router_width, used = experts_used(experts);
+    const int tokens = num_rows_, width = shared_.router_width, used = experts_used(experts);
     multiply(experts.router, x, tokens, [&](int row, int panel, const float* sums) {
       const int first = panel * TILE_COLUMNS, count = std::min(TILE_COLUMNS, experts.router.num_out - first);
       std::copy(sums, sums + count, shared_.router_logits + static_cast<ptrdiff_t>(row) * width + first);
@@ -971,7 +1005,8 @@ class Worker {
     narrow_row(x, dim, 1.0f, cache + (slot * num_kv_heads + kv_head) * dim);
   }
 
-  void attention(const Layer& layer, int index) {
+  // Compute attention, with the keys and values of all tokens; for_logits: its output only where logits are wanted.
+  void attention(const Layer& layer, int index, bool for_logits) {
     const int kv_heads = layer.num_kv_heads, group = model_.num_heads / kv_heads;
     const int all_heads = model_.num_heads + (layer.only_queries ? 0 : 2 * kv_heads);
     const HeadShape& shape = shared_.head_shapes[shared_.shape_of_layer[index]];
@@ -993,6 +1028,7 @@ class Worker {
     stage(static_cast<int64_t>(shape.items.size()), [&](int number) {
       static thread_local Scratch scratch;
       const WorkItem& item = shape.items[number];
+      if (for_logits && !shape.only_decodes && !has_logits(item, group)) return;
       for (int place = 0; shape.only_decodes && place < item.num_sequences; ++place) {
         const int token = step_.cu_query_lens[item.sequences[place]];
         const RowFactors factors = row_factors(layer, token);
@@ -1004,6 +1040,19 @@ class Worker {
         }
       }
       attend<T>(call, shape.items, number, scratch);
+    });
+  }
+
+  // Return whether logits of a row of the item are wanted; group: query heads of a KV head.
+  bool has_logits(const WorkItem& item, int group) const {
+    const int64_t *begin = step_.logits_indices, *end = begin + step_.num_logits;
+    return std::any_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
+      const bool is_alone = item.num_sequences == 1;  // a part of its rows, and not all
+      const int64_t first = step_.cu_query_lens[sequence] + (is_alone ? item.first_row / group : 0);
+      const int64_t last = is_alone ? step_.cu_query_lens[sequence] + (item.first_row + item.num_rows - 1) / group
+                                    : step_.cu_query_lens[sequence + 1] - 1;
+      const int64_t* found = std::lower_bound(begin, end, first);
+      return found != end && *found <= last;
     });
   }
 
@@ -1056,6 +1105,8 @@ class Worker {
   const Step& step_;
   const int thread_;
   const ptrdiff_t hidden_;
+  int num_rows_;  // of the residual stream: tokens, and in the end those with logits
+  const AdaptedRows* adapted_;  // theirs
   const AdaptedRows no_rows_{std::pmr::null_memory_resource()};
   int next_stage_ = 0;
   // What `inputs_of` has gathered last, and in which stage.

@@ -108,6 +108,27 @@ def test_rows_of_all_adapters_and_of_none_get_the_logits_of_the_torch_decoder(
 
 
 @on_every_cpu_variant
+@pytest.mark.parametrize("family", ["llama-biased", "cohere2"])
+def test_rows_with_adapters_have_the_same_logits_whatever_rows_they_are_asked_for_with(
+    family: str, variant: str, load: Load, tmp_path: Path
+) -> None:
+    base = make_model(family, tmp_path / family)
+    driver = load(base, make_adapters(base, tmp_path), variant)
+
+    def logits_of(rows: Sequence[int]) -> Tensor:
+        sequences = [driver.sequence(len(prompt)) for prompt in PROMPTS]
+        chunks = list(zip(sequences, PROMPTS, strict=True))
+        [logits] = driver.step(chunks, logits_indices=rows, adapter_slots=SLOTS)
+        driver.free(*sequences)
+        return logits
+
+    ends = torch.tensor([len(prompt) for prompt in PROMPTS]).cumsum(0)
+    every = logits_of(range(int(ends[-1])))
+    for rows in ([int(end) - 1 for end in ends], [int(ends[3]) - 1], []):
+        assert logits_of(rows).equal(every[rows])
+
+
+@on_every_cpu_variant
 @pytest.mark.parametrize(
     "settings",
     [

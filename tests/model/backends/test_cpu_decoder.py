@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,34 @@ def test_weights_that_can_not_be_packed_are_refused(weight: Tensor, options: dic
     cpp: ctypes.CDLL = compiled("")
     with pytest.raises(KernelShapeError, match="must agree"):
         pack_linear(cpp, weight, **options)
+
+
+@pytest.mark.parametrize(("family", "variant"), each_on_some_variants(PLANNED))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_and_cache_have_the_same_bits_whatever_rows_logits_are_asked_for(
+    family: str, variant: str, dtype: str, load: Callable[..., CausalModel], tmp_path: Path
+) -> None:
+    """The last layer computes no more of the other rows than their keys and values."""
+    model = load(make_model(family, tmp_path), variant, dtype)
+    chunks = [tokens(count, seed=count) for count in (1, 5, 30, 64, 3)]
+
+    def computed(rows: Sequence[int]) -> tuple[Tensor, ...]:
+        """The logits of these rows, those of a decode after them, and the bits of the cache."""
+        driver = PagedDriver(model)
+        sequences = [driver.sequence(len(chunk) + 1) for chunk in chunks]
+        [logits] = driver.step(list(zip(sequences, chunks, strict=True)), logits_indices=rows)
+        decoded = torch.cat(driver.step([(sequence, [7]) for sequence in sequences]))
+        return (
+            logits,
+            decoded,
+            *(kept.view(torch.int8) for layer in driver.cache for kept in (layer.keys, layer.values)),
+        )
+
+    every, *rest = computed(range(sum(map(len, chunks))))
+    for rows in ([0, 5, 35, 99, 102], [97], [98, 99, 100], []):
+        logits, *others = computed(rows)
+        assert logits.equal(every[rows])
+        assert all(one.equal(other) for one, other in zip(others, rest, strict=True))
 
 
 @on_every_cpu_variant
