@@ -790,7 +790,7 @@ class Worker {
     // Every item adds up the experts in their order, so that it is the same for any number of threads.
     const int out_panels = (model_.hidden + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int at_once = are_many(num_rows_) ? std::max(1, out_panels / (4 * step_.num_threads))
-                                                   : panels_at_once(experts.out[0]);
+                                            : panels_at_once(experts.out[0]);
     stage(num_groups ? (out_panels + at_once - 1) / at_once : 0, [&](int item) {
       const int first = item * at_once, count = std::min(at_once, out_panels - first);
       for (const ExpertRows& rows : groups)
@@ -1043,17 +1043,13 @@ class Worker {
     });
   }
 
-  // Return whether logits of a row of the item are wanted; group: query heads of a KV head.
+  // Return whether logits of a row of the item are wanted, or may be; group: query heads of a KV head.
   bool has_logits(const WorkItem& item, int group) const {
+    if (item.num_sequences > 1) return true;  // short ones, of which most give a token
     const int64_t *begin = step_.logits_indices, *end = begin + step_.num_logits;
-    return std::any_of(item.sequences, item.sequences + item.num_sequences, [&](int sequence) {
-      const bool is_alone = item.num_sequences == 1;  // a part of its rows, and not all
-      const int64_t first = step_.cu_query_lens[sequence] + (is_alone ? item.first_row / group : 0);
-      const int64_t last = is_alone ? step_.cu_query_lens[sequence] + (item.first_row + item.num_rows - 1) / group
-                                    : step_.cu_query_lens[sequence + 1] - 1;
-      const int64_t* found = std::lower_bound(begin, end, first);
-      return found != end && *found <= last;
-    });
+    const int64_t token = step_.cu_query_lens[item.sequences[0]];
+    const int64_t* found = std::lower_bound(begin, end, token + item.first_row / group);
+    return found != end && *found <= token + (item.first_row + item.num_rows - 1) / group;
   }
 
   Floats activated(Floats x) const {

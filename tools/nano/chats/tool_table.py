@@ -68,7 +68,7 @@ class Known:
 
     @property
     def does(self) -> str:
-        """What the function does, in one word."""
+        """The name that stands for what the function does."""
         return self.names.split()[0]
 
 
